@@ -34,6 +34,7 @@ def compile_model(
     features: Path | None = None,
     levels: LevelSource = "measured",
     tables: Storage = "fp32",
+    fallback: bool = True,
     progress: Progress | None = None,
     store: RecordStore | None = None,
     dump: Path | None = None,
@@ -53,6 +54,7 @@ def compile_model(
         levels: "modelled" takes interference levels from a model where co-runners cost nothing measurable.
         tables: how rows of float tables that are looked up are kept (`embedding.row_storage`). Tables that the file
             keeps in float16 or in bytes with a scale stay as they are.
+        fallback: whether ONNX Runtime may run what nothing of ours computes.
         store: tuning records; the shipped ones and the user's by default.
         dump: a folder for the state after each phase, one text file each.
 
@@ -71,6 +73,7 @@ def compile_model(
         compilation = Compilation(
             precision=chosen,
             storage=TableStorage(tables, Path(scratch)),
+            fallback=fallback,
             onnx=onnx,
             name=name or onnx.stem,
             max_batch=max_batch,

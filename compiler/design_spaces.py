@@ -8,6 +8,7 @@ from veltair.compiler.kernels.attention.attention import Attention
 from veltair.compiler.kernels.conv.conv2d import Conv2d
 from veltair.compiler.kernels.conv.conv2d_bf16 import Conv2dBf16
 from veltair.compiler.kernels.conv.depthwise import DepthwiseConv2d
+from veltair.compiler.kernels.fallback.onnxruntime_space import OnnxRuntimeSpace
 from veltair.compiler.kernels.feature_maps.channel_norms import L2Normalize, Lrn
 from veltair.compiler.kernels.feature_maps.concat import Concat
 from veltair.compiler.kernels.feature_maps.elementwise import Elementwise
@@ -63,5 +64,6 @@ SPACES: dict[str, Space] = {
     "copy": Copy(),
     "columns": ColumnsSpace(),
     "generic": Generic(),
+    "onnxruntime": OnnxRuntimeSpace(),
     "stitched": StitchedSpace(),
 }

@@ -27,6 +27,7 @@ from veltair.compiler.graph import completion
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.model_view import ModelView
+from veltair.compiler.kernels.fallback.fallback_import import FallbackImporter
 from veltair.compiler.onnx import onnx_model
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns import by_operator
@@ -64,9 +65,11 @@ class Lowering:
 
     precision: str  # "fp32" or "bf16"
     storage: TableStorage = field(default_factory=TableStorage)  # how rows of float tables are kept
+    fallback: bool = True  # whether ONNX Runtime may run what nothing of ours computes
     model: OnnxModel = field(init=False)
     features: FeatureModel | None = None  # the feature columns that give some of the model's inputs
     view: ModelView = field(init=False)
+    refused: dict[str, str] | None = field(init=False)  # nodes that patterns refuse, and why; None: no fallback
     builder: GraphBuilder = field(init=False)
     graph: LayerGraph = field(init=False)
 
@@ -106,7 +109,8 @@ class Compilation(Lowering):
 
 def import_model(compilation: Compilation) -> None:
     """Read the ONNX file, check it, simplify it, and infer every shape."""
-    compilation.model = onnx_model.load_model(compilation.onnx, compilation.max_batch)
+    c = compilation
+    c.model = onnx_model.load_model(c.onnx, c.max_batch, fallback=c.fallback)
 
 
 def join_features(compilation: Compilation) -> None:
@@ -123,7 +127,9 @@ def find_patterns(lowering: Lowering) -> None:
 
 def begin_graph(lowering: Lowering) -> None:
     """Begin the graph with the layers of feature columns, in the type in which they are read."""
-    lowering.builder = GraphBuilder(lowering.view, lowering.storage, import_region)
+    lowering.refused = {} if lowering.fallback else None
+    importer = import_region if lowering.refused is None else FallbackImporter(import_region, lowering.refused)
+    lowering.builder = GraphBuilder(lowering.view, lowering.storage, importer)
     if lowering.features:
         lowering.builder.begin(lowering.features.layers)
     round_columns(lowering.view, lowering.builder)
@@ -131,7 +137,7 @@ def begin_graph(lowering: Lowering) -> None:
 
 def lower_nodes(lowering: Lowering) -> None:
     """Make a layer of each node that a pattern takes, with its epilogue; import the others as generated code."""
-    by_operator.lower_nodes(lowering.view, lowering.builder)
+    by_operator.lower_nodes(lowering.view, lowering.builder, lowering.refused)
     lowering.builder.import_deferred()
 
 
@@ -167,7 +173,7 @@ def choose_versions(compilation: Compilation) -> None:
     """Keep, check and time the candidates on the Pareto frontier that meet their layer's share of the target."""
     c = compilation
     alone_ns = sum(min(found.best_ns for found in c.candidates[layer.workload]) for layer in c.graph.layers)
-    stated_ns = c.qos_ns or _stated_qos_ns(c.model.metadata)
+    stated_ns = c.qos_ns or c.model.stated_qos_ns
     c.qos_ns = stated_ns or -(-QOS_FACTOR * alone_ns // 1_000_000) * 1_000_000
     memory = measure_memory(c.meter.cores) if c.level_source == "modelled" else None
     c.latency_tables, c.versions = code_versions.choose_versions(
@@ -238,15 +244,21 @@ PHASES: tuple[Phase, ...] = (
 
 
 def lower(
-    model: OnnxModel, precision: str, features: FeatureModel | None = None, storage: TableStorage | None = None
+    model: OnnxModel,
+    precision: str,
+    features: FeatureModel | None = None,
+    storage: TableStorage | None = None,
+    *,
+    fallback: bool = True,
 ) -> LayerGraph:
     """The layer graph of a loaded model. Raises ModelError naming what cannot be compiled.
 
     precision: "fp32" or "bf16".
     features: the feature columns that give some of its inputs.
     storage: how rows of its float tables are kept; as they are in the file by default.
+    fallback: whether ONNX Runtime may run what nothing of ours computes.
     """
-    lowering = Lowering(precision=precision, storage=storage or TableStorage(), features=features)
+    lowering = Lowering(precision=precision, storage=storage or TableStorage(), features=features, fallback=fallback)
     lowering.model = model
     for phase in LOWERING_PHASES:
         phase(lowering)
@@ -273,15 +285,6 @@ def _id_bounds(graph: LayerGraph, features: FeatureModel | None) -> Bounds:
     known = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}
     known |= features.bounds if features else {}
     return known | {view: known[base] for view, base in graph.views.items() if base in known}
-
-
-def _stated_qos_ns(metadata: Mapping[str, str]) -> int:
-    """The target that the file states as `veltair.qos_ms`; 0 where it states nothing usable."""
-    try:
-        stated_ms = float(metadata.get("veltair.qos_ms", "0"))
-    except ValueError:
-        return 0
-    return round(stated_ms * 1e6) if 0 < stated_ms < 1e9 else 0
 
 
 def _flatten(environment: Environment) -> dict[str, str]:

@@ -272,7 +272,7 @@ class GraphBuilder:
         made = {name for node in nodes for name in node.output}
         inside = {id(node) for node in nodes}
         view = self._view
-        wanted = dict.fromkeys(name for node in nodes for name in node.input if name and name not in made)
+        wanted = dict.fromkeys(name for node in nodes for name in view.read_by(node) if name not in made)
         inputs = [name for name in wanted if name not in view.constants]
         outputs = [
             name

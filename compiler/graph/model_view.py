@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.onnx.constants import captured_names
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.types import TensorSpec
 
@@ -32,10 +33,12 @@ class Matches:
 
     _by_node: dict[int, Any] = field(default_factory=dict)  # by the id of the node, which the model keeps alive
     _inner: set[int] = field(default_factory=set)
+    _groups: dict[int, tuple[onnx.NodeProto, ...]] = field(default_factory=dict)  # inner nodes, likewise
 
     def add(self, node: onnx.NodeProto, match: object, inner: Iterable[onnx.NodeProto] = ()) -> None:
-        self._by_node[id(node)] = match
-        self.add_inner(inner)
+        group = tuple(inner)
+        self._by_node[id(node)], self._groups[id(node)] = match, group
+        self.add_inner(group)
 
     def add_inner(self, nodes: Iterable[onnx.NodeProto]) -> None:
         self._inner.update(map(id, nodes))
@@ -51,8 +54,12 @@ class Matches:
     def is_inner(self, node: onnx.NodeProto) -> bool:
         return id(node) in self._inner
 
+    def inner_of(self, node: onnx.NodeProto) -> tuple[onnx.NodeProto, ...]:
+        """The inner nodes of the match filed under a node."""
+        return self._groups.get(id(node), ())
+
     def union(self, other: Matches) -> Matches:
-        return Matches(self._by_node | other._by_node, self._inner | other._inner)
+        return Matches(self._by_node | other._by_node, self._inner | other._inner, self._groups | other._groups)
 
 
 @dataclass(frozen=True)
@@ -118,9 +125,13 @@ class ModelView:
     def _users(self) -> Mapping[str, Sequence[onnx.NodeProto]]:
         users: dict[str, list[onnx.NodeProto]] = {}
         for node in self.nodes:
-            for name in node.input:
+            for name in (*node.input, *sorted(captured_names(node) & self.values.keys())):
                 users.setdefault(name, []).append(node)
         return users
+
+    def read_by(self, node: onnx.NodeProto) -> Sequence[str]:
+        """The tensors that a node reads, and the graphs inside it."""
+        return [name for name in node.input if name] + sorted(captured_names(node) & self.values.keys())
 
     def users_of(self, name: str) -> Sequence[onnx.NodeProto]:
         """The nodes that read a tensor, in order; one that reads it twice stands there twice."""

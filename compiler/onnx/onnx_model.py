@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,14 @@ from veltair.compiler.onnx.simplify import describe_error, save_model, simplify_
 from veltair.errors import ModelError
 from veltair.types import TensorSpec
 
+IR_VERSION = 13  # the newest that ONNX Runtime reads
+NEWEST_OPSET = 26  # likewise
 OPSET = 17  # older models are converted up to it
 MAX_BATCH = 32  # the limit of a dynamic batch where neither the caller nor the model states one
 PORT_TYPES = {"float32", "int64", "int32", "bool", "uint8", "int8"}
 VALUE_TYPES = PORT_TYPES | {"float64", "int16", "uint16", "uint32", "uint64"}
 STANDARD = ("", "ai.onnx")
+RUN_ELSEWHERE = frozenset({"ai.onnx.ml", "com.microsoft"})  # domains that ONNX Runtime has beside standard ONNX
 RANDOM_OPERATORS = {
     "Bernoulli",
     "Multinomial",
@@ -64,19 +67,30 @@ class OnnxModel:
     columns: ExtractedColumns | None = None  # feature columns that the file's own operators compute
     mergeable: bool = True  # whether queries of different clients may share a batch (`shape_folding`)
 
+    @property
+    def stated_qos_ns(self) -> int:
+        """The target that the file states as `veltair.qos_ms`; 0 where it states nothing usable."""
+        try:
+            stated_ms = float(self.metadata.get("veltair.qos_ms", "0"))
+        except ValueError:
+            return 0
+        return round(stated_ms * 1e6) if 0 < stated_ms < 1e9 else 0
 
-def load_model(path: Path, max_batch: int | None = None) -> OnnxModel:
+
+def load_model(path: Path, max_batch: int | None = None, *, fallback: bool = True) -> OnnxModel:
     """Read, check and simplify a model.
 
-    `max_batch` limits a symbolic first dimension and has no effect on models without one. Only a temporary folder is
-    written. Raises ModelError, which names the tensor or node and what was expected.
+    `max_batch` limits a symbolic first dimension and has no effect on models without one. `fallback`: whether ONNX
+    Runtime may run nodes whose shapes cannot be told. Only a temporary folder is written. Raises ModelError, which
+    names the tensor or node and what was expected.
     """
     proto = _parse(path)
     check_nodes(proto, path)
     _name_nodes(proto)
     stored = extract_quantised_tables(proto, path, frozenset(TEXTUAL))
     columns = extract_columns(proto, path)
-    _check_nodes(proto, path)
+    domains = {*STANDARD, *(RUN_ELSEWHERE if fallback else ())}
+    _check_nodes(proto, domains, path)
     check_tensors(proto, path)
     held = held_bytes(proto)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
@@ -91,8 +105,8 @@ def load_model(path: Path, max_batch: int | None = None) -> OnnxModel:
         simple, constants = simplify_model(proto, path, Path(folder))
         check_sizes(simple, infer_shapes(simple, limit, path), held, path)
         _name_nodes(simple)
-        _check_operators(simple, path)
-        folded = fold_shapes(simple, constants | tables, dynamic, limit, path)
+        _check_operators(simple, domains, path)
+        folded = fold_shapes(simple, constants | tables, dynamic, limit, path, fallback=fallback)
     constants, values = folded.constants, folded.values
     constants |= {name: rows for name, rows in stored.items() if name in values}
     _check_values(folded.nodes, values, path)
@@ -132,7 +146,7 @@ def _parse(path: Path) -> onnx.ModelProto:
     return proto
 
 
-def _check_nodes(proto: onnx.ModelProto, path: Path) -> None:
+def _check_nodes(proto: onnx.ModelProto, domains: Set[str], path: Path) -> None:
     """Refuse what cannot be served whatever its shapes: foreign operators, training mode, random operators."""
     constants = {t.name: t for t in proto.graph.initializer}
     constants |= {n.output[0]: n.attribute[0].t for n in proto.graph.node if n.op_type == "Constant" and n.attribute}
@@ -140,7 +154,7 @@ def _check_nodes(proto: onnx.ModelProto, path: Path) -> None:
     for node in all_nodes([*proto.graph.node, *(n for function in proto.functions for n in function.node)]):
         where = f"{path}: node {node.name!r}"
         if node.domain not in STANDARD:
-            if (node.domain, node.op_type) not in local:
+            if node.domain not in domains and (node.domain, node.op_type) not in local:
                 raise ModelError(f"{where}: operator {node.domain}.{node.op_type} is not one of standard ONNX")
             continue
         if node.op_type in RANDOM_OPERATORS:
@@ -165,14 +179,26 @@ def _up_to_date(proto: onnx.ModelProto, path: Path, folder: Path) -> onnx.ModelP
         onnx.checker.check_model(str(save_model(proto, folder / "checked.onnx")))
         if version < OPSET:
             proto = onnx.version_converter.convert_version(proto, OPSET)
+        elif NEWEST_OPSET < version <= onnx.defs.onnx_opset_version():
+            _call_older(proto, version)
     except Exception as error:
         raise ModelError(f"{path}: {describe_error(error)}") from None
-    proto.ir_version = max(proto.ir_version, 8)  # below 4, a constant had to be an input as well
+    # Below 4, a constant had to be an input as well; ONNX Runtime refuses versions newer than itself, whatever is used.
+    proto.ir_version = min(max(proto.ir_version, 8), IR_VERSION)
     constants = {t.name for t in proto.graph.initializer}
     inputs = [i for i in proto.graph.input if i.name not in constants]
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
     return proto
+
+
+def _call_older(proto: onnx.ModelProto, version: int) -> None:
+    """Name the newest operator set that ONNX Runtime knows, where none of the operators has changed since."""
+    kinds = {(node.op_type, "") for node in all_nodes(proto.graph.node) if node.domain in STANDARD}
+    if all(onnx.defs.get_schema(op, version, domain).since_version <= NEWEST_OPSET for op, domain in kinds):
+        for entry in proto.opset_import:
+            if entry.domain in STANDARD:
+                entry.version = NEWEST_OPSET
 
 
 def _is_dynamic(proto: onnx.ModelProto, path: Path) -> bool:
@@ -215,9 +241,9 @@ def _name_nodes(proto: onnx.ModelProto) -> None:
         seen.add(node.name)
 
 
-def _check_operators(proto: onnx.ModelProto, path: Path) -> None:
+def _check_operators(proto: onnx.ModelProto, domains: Set[str], path: Path) -> None:
     for node in proto.graph.node:
-        if node.domain not in STANDARD:
+        if node.domain not in domains:
             where = f"{path}: node {node.name!r}"
             raise ModelError(f"{where}: operator {node.domain}.{node.op_type} is not supported")
 

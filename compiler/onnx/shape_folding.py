@@ -7,7 +7,7 @@ reader broadcasts it, and elsewhere, as an output of the model is, the output of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,16 +17,15 @@ from onnx import helper
 
 from veltair.compiler.onnx.constants import captured_names
 from veltair.compiler.onnx.node_evaluation import Array, infer_node
+from veltair.compiler.onnx.opaque_nodes import OWN_DOMAIN, is_opaque, join_opaque
 from veltair.compiler.onnx.recurrent_layout import RECURRENT
+from veltair.compiler.onnx.row_numbers import ROWS, keep_apart
 from veltair.compiler.onnx.shape_arguments import restate
 from veltair.compiler.onnx.shape_propagation import ShapePropagation, TensorFacts, same_values
 from veltair.errors import ModelError
 from veltair.types import TensorSpec
 
 BATCHES = (7, 11)  # the sample sizes: what differs between them depends on the batch
-# ConstantRows(table): as many rows as the output has, row after row of the table, from its first again after its last.
-OWN_DOMAIN, ROWS = "veltair", "ConstantRows"
-INDEXING = frozenset({"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"})  # by their input 1
 INITIAL_STATES = (5, 6)  # inputs of recurrent operators
 BROADCASTING = frozenset(
     {
@@ -51,12 +50,20 @@ class FoldedGraph:
 
 
 def fold_shapes(
-    proto: onnx.ModelProto, constants: Mapping[str, Array], dynamic: bool, max_batch: int, path: Path
+    proto: onnx.ModelProto,
+    constants: Mapping[str, Array],
+    dynamic: bool,
+    max_batch: int,
+    path: Path,
+    *,
+    fallback: bool = True,
 ) -> FoldedGraph:
     """Fold what follows from shapes and constants alone.
 
-    constants: by name, tables included. dynamic: whether a symbolic first dimension of an input is the batch. Raises
-    ModelError naming a node whose shapes cannot be told, or depend on the batch other than in proportion.
+    constants: by name, tables included. dynamic: whether a symbolic first dimension of an input is the batch.
+    fallback: whether nodes whose shapes cannot be told are joined for ONNX Runtime (`opaque_nodes`).
+
+    Raises ModelError naming a node whose shapes cannot be told, or depend on the batch other than in proportion.
     """
     opset = next(o.version for o in proto.opset_import if o.domain in ("", "ai.onnx"))
     inputs = {
@@ -65,16 +72,27 @@ def fold_shapes(
         if value.name not in constants
     }
     outputs = {output.name for output in proto.graph.output}
-    propagation = ShapePropagation(proto.graph.node, opset, inputs, constants, outputs, path)
+    stated = _stated(proto.graph.output, dynamic) if fallback else None
+    propagation = ShapePropagation(proto.graph.node, opset, inputs, constants, outputs, path, stated)
     facts = propagation.run()
+    given = propagation.nodes
+    if opaque := propagation.opaque:
+        for name in sorted(outputs - facts.keys()):
+            raise ModelError(f"{path}: output {name!r}: {opaque[name]}, and the file does not state it")
+        # Of tensors that nobody outside reads, the values are not kept.
+        computed = {n for n, f in facts.items() if f.values is not None and (not f.values or f.constant is None)}
+        given = join_opaque(given, opaque, facts.keys(), computed, outputs)
     folding = _Folding(facts, dict(constants) | propagation.constants, opset, max_batch, path)
-    rewritten = [*folding.nodes(propagation.nodes), *folding.outputs(outputs)]
+    rewritten = [*folding.nodes(given), *folding.outputs(outputs)]
     nodes = _needed(folding.renamed(rewritten), outputs)
     named = {*inputs, *outputs, *(name for node in nodes for name in node.output if name)}
     values = {name: tensor_spec(name, facts[name], path) for name in facts if name in named}
     values |= {name: TensorSpec(name, str(array.dtype), array.shape) for name, array in folding.constants.items()}
     folded = FoldedGraph(nodes, folding.constants, values)
-    folded.mergeable = _keep_apart(nodes, outputs, folded, path)
+    # Whether rows of what is joined mix, nobody knows.
+    folded.mergeable = keep_apart(nodes, outputs, folded.values, folded.constants, path) and not any(
+        map(is_opaque, nodes)
+    )
     return folded
 
 
@@ -100,6 +118,17 @@ def _input_facts(value: onnx.ValueInfoProto, batches: Sequence[int]) -> TensorFa
     tensor = value.type.tensor_type
     dims = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in tensor.shape.dim]
     return TensorFacts.of_type(tensor.elem_type, [tuple(dim or batch for dim in dims) for batch in batches])
+
+
+def _stated(outputs: Iterable[onnx.ValueInfoProto], dynamic: bool) -> dict[str, TensorFacts]:
+    """What the file says of outputs, where that is all of their shapes but for the batch."""
+    found = {}
+    for value in outputs:
+        tensor = value.type.tensor_type
+        open_axes = [i for i, dim in enumerate(tensor.shape.dim) if not dim.HasField("dim_value")]
+        if tensor.HasField("shape") and (not open_axes or (dynamic and open_axes == [0])):
+            found[value.name] = _input_facts(value, BATCHES if dynamic else BATCHES[:1])
+    return found
 
 
 def _needed(nodes: Sequence[onnx.NodeProto], outputs: Set[str]) -> list[onnx.NodeProto]:
@@ -132,7 +161,8 @@ class _Folding:
                     facts = self.facts.get(name)
                     if facts is not None and facts.values is not None and name not in self.constants:
                         yield from self._supply(changed, place, facts)
-                self._supply_inner(changed)
+                if not is_opaque(changed):
+                    self._supply_inner(changed)
                 yield changed
 
     def outputs(self, names: Set[str]) -> Iterator[onnx.NodeProto]:
@@ -235,44 +265,6 @@ class _Folding:
             for place, name in enumerate(node.input):
                 node.input[place] = tables.get(name, name)
         return nodes
-
-
-def _keep_apart(nodes: Sequence[onnx.NodeProto], outputs: Set[str], graph: FoldedGraph, path: Path) -> bool:
-    """Refuse row numbers of the batch as anything but indices: a query's answer must not depend on its neighbours.
-
-    Returns False where an index is computed from row numbers and from what clients give: `row * length + id` reads
-    another sample's row for an id beyond the length.
-    """
-    mergeable = True
-    numbers = {n.output[0] for n in nodes if n.op_type == ROWS and _counts(graph.values[n.output[0]], graph, n)}
-    for node in nodes:
-        read = [place for place, name in enumerate(node.input) if name in numbers]
-        if not read or (node.op_type in INDEXING and read == [1]):
-            continue
-        if any(np.dtype(graph.values[name].dtype).kind not in "iu" for name in node.output if name):
-            raise ModelError(
-                f"{path}: node {node.name!r}: {node.op_type} computes with the numbers of the batch's rows; expected "
-                "them as indices alone, since queries of different clients may share a batch"
-            )
-        given = set(node.input) - numbers - graph.constants.keys() - {""}
-        mergeable &= not given or _joins_coordinates(node, nodes)
-        numbers.update(node.output)
-    if found := sorted(numbers & outputs):
-        raise ModelError(
-            f"{path}: output {found[0]!r} holds numbers of the batch's rows; expected them as indices alone"
-        )
-    return mergeable
-
-
-def _joins_coordinates(node: onnx.NodeProto, nodes: Sequence[onnx.NodeProto]) -> bool:
-    """Whether a node puts coordinates of elements together, each of which is bounded by its own axis."""
-    readers = [(reader.op_type, place) for reader in nodes for place, n in enumerate(reader.input) if n in node.output]
-    return node.op_type == "Concat" and all(reader in (("GatherND", 1), ("ScatterND", 1)) for reader in readers)
-
-
-def _counts(spec: TensorSpec, graph: FoldedGraph, node: onnx.NodeProto) -> bool:
-    """Whether a ConstantRows node gives each image rows of its own."""
-    return bool(spec.shape) and spec.shape[0] < 0 and len(graph.constants[node.input[0]]) > -spec.shape[0]
 
 
 def _one_row(facts: TensorFacts) -> Array | None:

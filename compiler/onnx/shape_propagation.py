@@ -81,11 +81,15 @@ class ShapePropagation:
         constants: Mapping[str, Array],
         outputs: Set[str],
         path: Path,
+        stated: Mapping[str, TensorFacts] | None = None,
     ) -> None:
+        """`stated`: what the file says of outputs whose shape nothing else tells; None: there may be no such tensor."""
         samples = len(next(iter(inputs.values())).types) if inputs else 1
         self._given, self._opset, self._outputs, self._path = nodes, opset, outputs, path
         self.nodes: list[onnx.NodeProto] = []  # those given, with the nodes of branches that are taken
         self.constants: dict[str, Array] = {}  # of branches that are taken
+        self.opaque: dict[str, str] = {}  # tensors whose shape cannot be told, and why
+        self._stated = stated
         self._facts = dict(inputs) | {n: TensorFacts.of_constant(a, samples) for n, a in constants.items()}
         self._evaluator = NodeEvaluator(opset)
         self._samples = range(samples)
@@ -93,7 +97,8 @@ class ShapePropagation:
     def run(self) -> Mapping[str, TensorFacts]:
         """The facts of every tensor. Values are kept where an output, or a node that is not known, wants them.
 
-        Raises ModelError naming the node whose outputs' shapes cannot be told.
+        Tensors of `opaque` have none. Raises ModelError naming the node whose outputs' shapes cannot be told where
+        that may not be.
         """
         left = deque(self._given)
         readers = Counter(name for node in self._given for name in _read(node))
@@ -101,7 +106,8 @@ class ShapePropagation:
         while left:
             node = left.popleft()
             readers.subtract(_read(node))
-            condition = self._facts[node.input[0]].constant if node.op_type == "If" else None
+            asked = self._facts.get(node.input[0]) if node.op_type == "If" else None
+            condition = asked.constant if asked else None
             if condition is not None:
                 taken, constants = take_branch(node, bool(condition))
                 left.extendleft(reversed(taken))
@@ -111,7 +117,7 @@ class ShapePropagation:
                 continue
             self.nodes.append(node)
             self._facts |= self._visit(node)
-            if any(self._facts[name].values is None for name in node.output if name):
+            if any(name in self.opaque or self._facts[name].values is None for name in node.output if name):
                 wanted.update(_read(node))
             for name in _read(node):
                 facts = self._facts.get(name)
@@ -121,21 +127,33 @@ class ShapePropagation:
 
     def _visit(self, node: onnx.NodeProto) -> dict[str, TensorFacts]:
         names = [name for name in node.output if name]
-        types = [self._infer(node, sample) for sample in self._samples]
-        values = self._values(node, types)
+        reasons = [self.opaque[name] for name in _read(node) if name in self.opaque]
+        types = [self._infer(node, sample, lenient=bool(reasons)) for sample in self._samples]
+        values = None if reasons else self._values(node, types)
         if values is not None:
             kinds = ([TensorType(onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for a in at] for at in values)
             columns = zip(names, zip(*kinds, strict=True), zip(*values, strict=True), strict=True)
             return {name: TensorFacts(tuple(kind), tuple(value)) for name, kind, value in columns}
+        found: dict[str, TensorFacts] = {}
         for name in names:
-            if any(name not in at or at[name].shape is None for at in types):
-                raise ModelError(
-                    f"{self._path}: node {node.name!r}: the shape of {node.op_type}'s output {name!r} cannot be "
-                    "inferred; it may depend on the values of the inputs"
-                )
-        return {name: TensorFacts(tuple(at[name] for at in types)) for name in names}
+            if all(name in at and at[name].shape is not None for at in types):
+                found[name] = TensorFacts(tuple(at[name] for at in types))
+                continue
+            reason = (
+                f"node {node.name!r}: the shape of {node.op_type}'s output {name!r} cannot be "
+                "inferred; it may depend on the values of the inputs"
+            )
+            if self._stated is None:
+                raise ModelError(f"{self._path}: {reason}")
+            if name in self._stated:
+                found[name] = self._stated[name]
+            self.opaque[name] = reasons[0] if reasons else reason
+        return found
 
-    def _infer(self, node: onnx.NodeProto, sample: int) -> dict[str, TensorType]:
+    def _infer(self, node: onnx.NodeProto, sample: int, lenient: bool) -> dict[str, TensorType]:
+        """`lenient`: some inputs are opaque, so that what they lead to need not fit."""
+        if node.domain not in ("", "ai.onnx"):
+            return {}
         used = dict.fromkeys((*node.input, *captured_names(node)))
         facts = {name: self._facts[name] for name in used if name in self._facts}
         types = {name: fact.types[sample] for name, fact in facts.items()}
@@ -143,6 +161,8 @@ class ShapePropagation:
         try:
             return infer_node(node, self._opset, types, values)
         except Exception as error:  # ONNX raises whatever its checks raise
+            if lenient or self._stated is not None:  # ONNX Runtime has loaded the model, and knows better
+                return {}
             text = describe_error(error)
             raise ModelError(f"{self._path}: node {node.name!r} ({node.op_type}): {text}") from None
 

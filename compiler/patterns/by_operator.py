@@ -10,7 +10,7 @@ import onnx
 
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.model_view import Matches, ModelView
-from veltair.compiler.onnx.shape_folding import ROWS
+from veltair.compiler.onnx.row_numbers import ROWS
 from veltair.compiler.patterns.batch_norm import find_batch_norms
 from veltair.compiler.patterns.batched_matmul import batched_matmul, find_batched_matmuls
 from veltair.compiler.patterns.concat import concat
@@ -30,6 +30,7 @@ from veltair.compiler.patterns.vision.channels_last import channels_last
 from veltair.compiler.patterns.vision.conv import conv
 from veltair.compiler.patterns.vision.pool import global_pool, pool
 from veltair.compiler.patterns.vision.squeeze_excite import squeeze_excite
+from veltair.errors import ModelError
 
 Pattern: TypeAlias = Callable[[onnx.NodeProto, ModelView, GraphBuilder], bool]  # emits layers, or returns False
 Finder: TypeAlias = Callable[[ModelView], Matches]
@@ -85,9 +86,23 @@ def find_matches(view: ModelView) -> ModelView:
     return view
 
 
-def lower_nodes(view: ModelView, builder: GraphBuilder) -> None:
-    """Visit the nodes in order: emit the layers of those that a pattern takes, defer the others."""
+def lower_nodes(view: ModelView, builder: GraphBuilder, refused: dict[str, str] | None = None) -> None:
+    """Visit the nodes in order: emit the layers of those that a pattern takes, defer the others.
+
+    refused: takes the nodes that a pattern refuses, by name, and why; they are deferred. Without it, that is a
+    ModelError.
+    """
     for node in view.nodes:
-        patterns = PATTERNS.get(node.op_type, ())
-        if not builder.is_taken(node) and not any(pattern(node, view, builder) for pattern in patterns):
-            builder.defer(node)
+        if builder.is_taken(node):
+            continue
+        try:
+            if any(pattern(node, view, builder) for pattern in PATTERNS.get(node.op_type, ())):
+                continue
+        except ModelError as error:
+            if refused is None:
+                raise
+            for inner in view.matches.inner_of(node):
+                refused[inner.name] = str(error)
+                builder.defer(inner)
+            refused[node.name] = str(error)
+        builder.defer(node)

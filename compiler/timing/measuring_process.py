@@ -47,7 +47,7 @@ class _MeasuringProcess:
     """The state of the process: its threads, the library in use, mapped files."""
 
     def __init__(self, cores: tuple[int, ...]) -> None:
-        from veltair.profiles.runtime import executor
+        from veltair.profiles.runtime import executor  # and with it what code of layers calls by name
         from veltair.profiles.runtime.pinned_threads import PinnedThreads
 
         if "amx_bf16" in cpu_features():
@@ -208,8 +208,10 @@ def _writable(array: NDArray[Any]) -> NDArray[Any]:
 def main(descriptor: int, cores: tuple[int, ...]) -> None:
     """Response requests until the other side closes."""
     bench = _MeasuringProcess(cores)
+    from veltair.profiles.runtime.onnx_layers import on_drawn_inputs
+
     decoder = msgspec.msgpack.Decoder(Request)
-    with Connection(descriptor) as connection:
+    with Connection(descriptor) as connection, on_drawn_inputs():
         while True:
             try:
                 raw = connection.recv_bytes()

@@ -11,6 +11,7 @@ from veltair.types import TensorSpec
 
 SCHEMA = 1
 ALIGNMENT = 64  # bytes; what TVM's kernels assume of every tensor
+ONNX_LAYER = "onnxruntime"  # the operator of a layer that ONNX Runtime runs
 SLACK_BYTES = 8192  # kernels may read a register tile past the end of a tensor, never write there
 LevelSource: TypeAlias = Literal["measured", "modelled"]
 Storage: TypeAlias = Literal["fp32", "fp16", "int8"]  # of the rows of a table; each row of bytes has a scale and a bias
@@ -157,6 +158,18 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mergeable: bool = True  # whether queries of different clients may share a batch
     tables: Storage = "fp32"  # the storage that was asked for float tables that are looked up
     tables_error: float = 0.0  # the greatest of a number in them, over the largest magnitude in its table
+
+    def private_bytes(self, workers: int) -> int:
+        """What each worker has of its own: the arena, and in sessions of ONNX Runtime copies of the models that these
+        run, one for each power of two of cores, of which there are half as many as workers."""
+        models = [
+            self.buffers[index].bytes_at(1)
+            for layer in self.layers
+            if layer.op == ONNX_LAYER
+            for index in layer.versions[0].arguments
+            if self.buffers[index].kind == "weight"
+        ]
+        return self.arena_bytes + sum(models) * max(1, workers // 2).bit_length()
 
     @property
     def input_tensors(self) -> tuple[Port, ...]:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from veltair.errors import ArtifactError
 from veltair.machine.isa import cpu_features
 from veltair.profiles.artifact.artifact_folder import CheckedArtifact
-from veltair.profiles.artifact.manifest import ALIGNMENT, SLACK_BYTES, Buffer
+from veltair.profiles.artifact.manifest import ALIGNMENT, ONNX_LAYER, SLACK_BYTES, Buffer, LayerEntry
+from veltair.profiles.runtime import onnx_layers
 from veltair.profiles.runtime.block_runner import BoundBlock, BoundKernels, KernelTable
 from veltair.profiles.runtime.huge_pages import map_memory, zeroed_memory
 from veltair.profiles.runtime.tvm_runtime import load_library
@@ -73,8 +74,19 @@ class Executor:
             self._weights = map_memory(weights)
         finally:
             os.close(weights)
+        self._onnx_layers = [self._hold_onnx_layer(layer) for layer in manifest.layers if layer.op == ONNX_LAYER]
         self._arena = aligned_zeros((max(manifest.arena_bytes, 1),), "uint8")
         self._tensors: dict[int, dict[int, Any]] = {}  # batch -> buffer index -> tensor
+
+    def _hold_onnx_layer(self, layer: LayerEntry) -> onnx_layers.OnnxLayer:
+        (model,) = [
+            self._view(buffer, 1)
+            for buffer in (self.manifest.buffers[index] for index in layer.versions[0].arguments)
+            if buffer.kind == "weight"
+        ]
+        held = onnx_layers.hold_layer(model)
+        held.prepare()
+        return held
 
     def bind(self, batch: int, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> ModelRun:
         """Bind a query's arrays, in the order of the manifest's input tensors and outputs.

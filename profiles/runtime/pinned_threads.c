@@ -246,6 +246,14 @@ FFI_EXPORT(asleep) {
   return 0;
 }
 
+/* set_aside(): within a block, lets the team sleep; returns whether it was awake, for `awake` to end this. */
+FFI_EXPORT(set_aside) {
+  const bool awake = atomic_load_explicit(&in_block, memory_order_relaxed);
+  pool_asleep();
+  *result = (ffi_any){.type_index = 1, .integer = awake};
+  return 0;
+}
+
 /* start(linger_ns, core, …): a thread for each core that has none; libraries loaded from here on use them. */
 FFI_EXPORT(start) {
   static bool registered;

@@ -26,6 +26,14 @@ def kernel_environment() -> dict[str, str]:
     }
 
 
+_made: list[PinnedThreads] = []  # the last one
+
+
+def current_threads() -> PinnedThreads | None:
+    """Those of this process, if there are any."""
+    return _made[-1] if _made else None
+
+
 class PinnedThreads:
     """The threads of this process that kernels run on, for one calling thread.
 
@@ -41,11 +49,13 @@ class PinnedThreads:
 
         library = native.library()
         self._point, self._awake, self._asleep = library["point"], library["awake"], library["asleep"]
+        self._set_aside = library["set_aside"]
         library["start"](LINGER_NS, *cores)
         self.usable = cores  # each core set is a part of them
         self.cores: CoreSet = ()
         self._first = -1  # the calling thread's core
         self.move_to(cores)
+        _made[:] = [self]
 
     def move_to(self, cores: CoreSet) -> None:
         """Run kernels on these cores from now on. A microsecond; nothing when they are the present ones."""
@@ -73,3 +83,13 @@ class PinnedThreads:
             yield
         finally:
             self._asleep()
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Let the threads sleep for a part of a block that brings threads of its own."""
+        awake = self._set_aside()
+        try:
+            yield
+        finally:
+            if awake:
+                self._awake()

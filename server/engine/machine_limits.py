@@ -46,8 +46,8 @@ def home_core(machine: Machine) -> int | None:
 
 def default_workers(cores: int, artifacts: Sequence[CheckedArtifact]) -> int:
     """Twice the cores, within half the memory: each worker has an arena for every model. Weights are shared."""
-    arenas = {artifact.digest: artifact.manifest.arena_bytes for artifact in artifacts}
-    fitting = memory_bytes() // 2 // (WORKER_BYTES + sum(arenas.values()))
+    private = {artifact.digest: artifact.manifest.private_bytes(2 * cores) for artifact in artifacts}
+    fitting = memory_bytes() // 2 // (WORKER_BYTES + sum(private.values()))
     return max(2, min(2 * cores, fitting))
 
 

@@ -83,7 +83,7 @@ class MemoryRoom:
 
     def need(self, found: FoundArtifact, *, batching: bool) -> MemoryNeed:
         """What a model takes before its first query."""
-        shared = found.sealed.total + self._workers * found.manifest.arena_bytes
+        shared = found.sealed.total + self._workers * found.manifest.private_bytes(self._workers)
         return MemoryNeed(found.digest, shared, self._workers * buffer_bytes(found.manifest, batching=batching))
 
     async def first(self, wanted: Sequence[WantedVersion]) -> Collection[WantedVersion]:

@@ -70,7 +70,7 @@ def memory_of_models(
                 resident=True,
                 weights=sealed.weights // users,
                 code=sealed.code // users,
-                workers=workers * (manifest.arena_bytes // users + buffers),
+                workers=workers * (manifest.private_bytes(workers) // users + buffers),
                 slots=slot_bytes(served),
             )
         )

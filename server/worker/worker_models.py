@@ -115,6 +115,7 @@ def _stand_back(cores: tuple[int, ...]) -> None:
 def warm_up(executor: Executor) -> None:
     """Run every version of every layer once: page faults, lazy symbols and TVM's first launch happen here."""
     from veltair.profiles.runtime.executor import aligned_zeros
+    from veltair.profiles.runtime.onnx_layers import on_drawn_inputs
 
     manifest = executor.manifest
     inputs = [aligned_zeros(port.at(1), port.dtype) for port in manifest.input_tensors]
@@ -123,6 +124,7 @@ def warm_up(executor: Executor) -> None:
         if port.low is not None and port.low > 0:
             array.fill(port.low)
     run = executor.bind(1, inputs, outputs)
-    for index, layer in enumerate(manifest.layers):
-        for version in range(len(layer.versions)):
-            run.layer(index, version)
+    with on_drawn_inputs():
+        for index, layer in enumerate(manifest.layers):
+            for version in range(len(layer.versions)):
+                run.layer(index, version)

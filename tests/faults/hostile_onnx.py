@@ -33,21 +33,6 @@ def computed(made: list[NodeProto], *constants: TensorProto) -> ModelProto:
     return model([*made, node("ReduceMax", "z", "s", keepdims=0), node("Add", "x s", "y")], constants=constants)
 
 
-def nested(depth: int) -> ModelProto:
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y0"])], "g0", [], [port("y0")])
-    for i in range(1, depth):
-        branch = helper.make_node("If", ["c"], [f"y{i}"], then_branch=graph, else_branch=graph if i < 3 else _leaf(i))
-        graph = helper.make_graph([branch], f"g{i}", [], [port(f"y{i}")])
-    made = helper.make_node("If", ["c"], ["y"], then_branch=graph, else_branch=graph)
-    return model([made], [port("x"), port("c", (), BOOL)])
-
-
-def _leaf(number: int) -> Any:
-    return helper.make_graph(
-        [helper.make_node("Identity", ["x"], [f"y{number}"])], f"l{number}", [], [port(f"y{number}")]
-    )
-
-
 def looping(trips: int) -> ModelProto:
     step = [
         helper.make_node("Identity", ["on"], ["on_"]),
@@ -163,7 +148,6 @@ HOSTILE: dict[str, Callable[[], ModelProto | bytes]] = {
     ),
     "shapes that contradict": lambda: model([node("Add", "x w", "y")], [port("x", (3, 5))], [port("y", None)]),
     "an If without branches": lambda: model([helper.make_node("If", ["c"], ["y"])], [port("x"), GOOD_BOOL]),
-    "branches 30 deep": lambda: nested(30),
     "a loop of 2^40 turns": lambda: looping(1 << 40),
     "a function that calls itself": recursive,
     "functions that double 40 times": lambda: doubling(40),

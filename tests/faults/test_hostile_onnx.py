@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 Rounds = Callable[..., range]
 AT_ONCE = (
     *("noise", "a million nested groups", "a cycle", "a missing initializer", "an unknown operator"),
-    *("a name of control characters", "data in /etc/passwd", "dimensions that overflow", "branches 30 deep"),
+    *("a name of control characters", "data in /etc/passwd", "dimensions that overflow"),
     *("functions that double 40 times", "a constant of 8 GB", "a size that no inference follows"),
 )
 MOST_BYTES = 3 << 30  # in memory: 1 GB of constants, as much for what computes them, and what the compiler takes

@@ -34,6 +34,7 @@ def compile(
     features: str | Path | None = None,
     tables: Storage = "fp32",
     levels: LevelSource = "measured",
+    fallback: bool = True,
     fresh: bool = False,
     progress: Report | None = None,
 ) -> Artifact:
@@ -53,6 +54,7 @@ def compile(
         trials: candidates to measure of a layer without shipped records; 0 compiles without a search.
         max_batch: the greatest of a dynamic batch.
         features: a description of raw features (docs/features.md).
+        fallback: whether ONNX Runtime may run what nothing of veltair computes.
         progress: called with what is done, how much of it, and of how much, as often as that changes.
 
     `precision`, `isa`, `tables`, `levels` and `fresh` are those of `veltair compile`. Raises ModelError, ConfigError
@@ -76,6 +78,7 @@ def compile(
             features=None if features is None else Path(features),
             tables=tables,
             levels=levels,
+            fallback=fallback,
             progress=None if progress is None else ReportedProgress(progress),
         )
 

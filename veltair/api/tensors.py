@@ -38,4 +38,4 @@ def as_array(values: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
         found = np.empty(len(texts), object)
         found[:] = texts
         return found.reshape(flat.shape)
-    return np.ascontiguousarray(values, None if isinstance(values, np.ndarray) else dtype)
+    return np.asarray(values, None if isinstance(values, np.ndarray) else dtype, order="C")

@@ -21,11 +21,12 @@ from veltair.api.compiling import ReportedProgress
 from veltair.errors import ConfigError
 from veltair.machine.isa import ISAS
 from veltair.profiles.artifact.artifact_folder import Artifact
-from veltair.profiles.artifact.manifest import LevelSource, Storage
+from veltair.profiles.artifact.manifest import ONNX_LAYER, LevelSource, Storage
 from veltair.profiles.artifact.summary import fastest_alone_ns
 from veltair.terminal import ProgressLines, result_console
 
 LEVELS: Mapping[str, LevelSource] = {"measured": "measured", "model": "modelled"}
+SHOWN_FALLBACK = 4  # layers that are left to ONNX Runtime, of many the first
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
@@ -63,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=LEVELS,
         default="measured",
         help="interference levels: measured beside co-runners, or from a model where those cost nothing",
+    )
+    parser.add_argument(
+        "--no-fallback",
+        action="store_true",
+        help="refuse what nothing of veltair computes, instead of having ONNX Runtime run it",
     )
     parser.add_argument(
         "--dump", type=Path, metavar="DIR", help="write the graph after each phase there, as numbered text files"
@@ -111,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
                 features=args.features,
                 tables=args.tables,
                 levels=LEVELS[args.levels],
+                fallback=not args.no_fallback,
                 progress=progress,
                 dump=args.dump,
             )
@@ -142,6 +149,11 @@ def decisions(args: argparse.Namespace, artifact: Artifact) -> Iterator[str]:
             )
         else:
             yield "It computes in float32: bfloat16 is not faster on this CPU."
+    fallback = [layer for layer in manifest.layers if layer.op == ONNX_LAYER]
+    for layer in fallback[:SHOWN_FALLBACK]:
+        yield f"{layer.name} is left to {layer.note}."
+    if len(fallback) > SHOWN_FALLBACK:
+        yield f"{len(fallback) - SHOWN_FALLBACK} more layers are left to ONNX Runtime; `veltair inspect` lists them."
     if args.qos_ms is None:
         yield f"Its target, {manifest.qos_ns / 1e6:g} ms, is the file's or three times what it takes; --qos-ms sets it."
     origins = Counter(version.origin or "unknown" for layer in manifest.layers for version in layer.versions)
@@ -165,6 +177,7 @@ def summary(artifact: Artifact) -> dict[str, str | int | float]:
         "layers": len(manifest.layers),
         "versions": sum(len(layer.versions) for layer in manifest.layers),
         "max_batch": manifest.max_batch,
+        "onnxruntime_layers": sum(layer.op == ONNX_LAYER for layer in manifest.layers),
         "levels": len(manifest.levels),
         "levels_modelled": manifest.level_sources.count("modelled"),
         "alone_ms": fastest_alone_ns(manifest) / 1e6,  # at batch 1, the best versions at their best core counts

@@ -16,6 +16,7 @@ from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.patterns.sequence.recurrence_match import RecurrenceMatch
 from veltair.compiler.patterns.sequence.recurrent_operators import CELLS, match_operator
 from veltair.compiler.patterns.sequence.recurrent_scan import match_scan
+from veltair.errors import ModelError
 
 OPERATORS = frozenset({*CELLS, "Scan"})
 
@@ -23,12 +24,16 @@ OPERATORS = frozenset({*CELLS, "Scan"})
 def find_recurrences(view: ModelView) -> Matches:
     """Match every recurrence, and the nodes that make its initial zeros.
 
-    Raises ModelError for one that our kernels do not compute.
+    Filed under one that our kernels do not compute is the ModelError that says why.
     """
     matches, served = Matches(), set[int]()
     for node in view.nodes:
         if node.op_type in OPERATORS:
-            found = match_scan(node, view) if node.op_type == "Scan" else match_operator(node, view)
+            try:
+                found = match_scan(node, view) if node.op_type == "Scan" else match_operator(node, view)
+            except ModelError as error:
+                matches.add(node, error)
+                continue
             matches.add(node, found, found.inner)
             if not found.initial and not found.initial_cell:
                 served.add(id(node))
@@ -43,6 +48,9 @@ def find_recurrences(view: ModelView) -> Matches:
 
 
 def recurrent(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    """Emit the layer of a recurrence. Raises ModelError for one that our kernels do not compute."""
+    if (refused := view.matches.at(node, ModelError)) is not None:
+        raise refused
     found = view.matches.at(node, RecurrenceMatch)
     if found is None:
         return False

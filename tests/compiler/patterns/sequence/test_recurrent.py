@@ -146,4 +146,4 @@ def test_a_scan_is_known_by_what_it_computes(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_scans_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelError, match=f"'s': Scan is not supported: .* gated recurrent unit, but .*{name}"):
-        lower(load_model(scan(tmp_path / "scan.onnx", REFUSED[name])), "fp32")
+        lower(load_model(scan(tmp_path / "scan.onnx", REFUSED[name])), "fp32", fallback=False)

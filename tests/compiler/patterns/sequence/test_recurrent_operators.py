@@ -233,4 +233,4 @@ def test_what_is_refused_is_named(
     constants = weights_of(kind, 5, 4, 1) | {"p": np.ones((1, 12), np.float32)}
     path = saved(tmp_path / "net.onnx", [node], {"x": [7, 3, 5]}, ("y",), constants)
     with pytest.raises(ModelError, match=f"node 'g': {kind}: {reason}"):
-        lower(load_model(path), "fp32")
+        lower(load_model(path), "fp32", fallback=False)

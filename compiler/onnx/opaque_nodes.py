@@ -1,0 +1,95 @@
+"""Nodes whose tensors have no shape that can be told before a query runs: they become one node with a graph inside.
+
+What the operators of detection heads and computed axes give depends on values. Such tensors are left to ONNX Runtime,
+as long as everything that leaves them has a shape that is known, or that the file states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+import onnx
+from onnx import helper
+
+from veltair.compiler.onnx.constants import captured_names
+
+OWN_DOMAIN, OPAQUE = "veltair", "OnnxRuntime"  # OnnxRuntime(…): its graph `body`; the doc string says why
+
+
+def is_opaque(node: onnx.NodeProto) -> bool:
+    return bool(node.domain == OWN_DOMAIN and node.op_type == OPAQUE)
+
+
+def read_names(node: onnx.NodeProto) -> set[str]:
+    """The tensors that a node reads, and the graphs inside it. Names that only those know are harmless."""
+    return {name for name in node.input if name} | captured_names(node)
+
+
+def body_nodes(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """The nodes inside of one that `join_opaque` has made, on the names that it reads now."""
+    body = node.attribute[0].g
+    renamed = [(new, old.name) for new, old in zip(node.input, body.input, strict=True) if new != old.name]
+    return [*(helper.make_node("Identity", [new], [old], f"{node.name}/{old}") for new, old in renamed), *body.node]
+
+
+def join_opaque(
+    nodes: Sequence[onnx.NodeProto], opaque: Mapping[str, str], known: Set[str], computed: Set[str], outputs: Set[str]
+) -> list[onnx.NodeProto]:
+    """The nodes in a topological order, one of them in place of all that make or read an opaque tensor.
+
+    nodes: in topological order.
+    opaque: why the shape of a tensor cannot be told, by its name.
+    known: tensors whose shape is known; of opaque ones those of which the file states it.
+    computed: of these, the ones that follow from the batch; what computes them for the joined nodes is joined too.
+    outputs: of the model.
+    """
+    inside = {i for i, node in enumerate(nodes) if opaque.keys() & (read_names(node) | set(node.output))}
+    maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    reads = [sorted({maker[name] for name in read_names(node) if name in maker}) for node in nodes]
+    size = -1
+    while size != len(inside):
+        size = len(inside)
+        inside |= {maker[name] for i in inside for name in read_names(nodes[i]) & computed if name in maker}
+        behind = _reached(inside, reads)
+        before = _needed(inside, reads)
+        inside |= (
+            behind & before
+        )  # what lies between two of them would have to wait for the one and come before the other
+    behind = _reached(inside, reads) - inside
+    joined = _join(nodes, inside, next(iter(opaque.values())), known, outputs)
+    others = [i for i in range(len(nodes)) if i not in inside]
+    return [*(nodes[i] for i in others if i not in behind), joined, *(nodes[i] for i in others if i in behind)]
+
+
+def _reached(start: set[int], reads: Sequence[Sequence[int]]) -> set[int]:
+    """The nodes that read, in any number of steps, what those of `start` make."""
+    found: set[int] = set()
+    for i, before in enumerate(reads):
+        if any(j in start or j in found for j in before):
+            found.add(i)
+    return found
+
+
+def _needed(start: set[int], reads: Sequence[Sequence[int]]) -> set[int]:
+    """The nodes that those of `start` depend on, in any number of steps."""
+    found: set[int] = set()
+    for i in range(len(reads) - 1, -1, -1):
+        if i in start or i in found:
+            found.update(reads[i])
+    return found
+
+
+def _join(
+    nodes: Sequence[onnx.NodeProto], inside: set[int], reason: str, known: Set[str], outputs: Set[str]
+) -> onnx.NodeProto:
+    group = [nodes[i] for i in sorted(inside)]
+    made = {name for node in group for name in node.output}
+    read = [name for node in group for name in (*node.input, *sorted(captured_names(node)))]
+    takes = list(dict.fromkeys(name for name in read if name in known and name not in made))
+    wanted = outputs | {name for i, node in enumerate(nodes) if i not in inside for name in read_names(node)}
+    gives = [name for node in group for name in node.output if name in wanted and name in known]
+    ports = ([onnx.ValueInfoProto(name=name) for name in names] for names in (takes, gives))
+    body = helper.make_graph(group, "body", *ports)
+    joined = helper.make_node(OPAQUE, takes, gives, name=f"{group[0].name}/{OPAQUE}", domain=OWN_DOMAIN, body=body)
+    joined.doc_string = reason
+    return joined

@@ -1,0 +1,64 @@
+"""Numbers of the rows of a batch: they may be indices, and nothing else.
+
+Queries of different clients share a batch, so that a query's answer must not depend on where its rows lie in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from veltair.compiler.onnx.node_evaluation import Array
+from veltair.errors import ModelError
+from veltair.types import TensorSpec
+
+# ConstantRows(table): as many rows as the output has, row after row of the table, from its first again after its last.
+ROWS = "ConstantRows"
+INDEXING = frozenset({"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"})  # by their input 1
+
+
+def keep_apart(
+    nodes: Sequence[onnx.NodeProto],
+    outputs: Set[str],
+    values: Mapping[str, TensorSpec],
+    constants: Mapping[str, Array],
+    path: Path,
+) -> bool:
+    """Refuse row numbers of the batch as anything but indices: a query's answer must not depend on its neighbours.
+
+    Returns False where an index is computed from row numbers and from what clients give: `row * length + id` reads
+    another sample's row for an id beyond the length.
+    """
+    mergeable = True
+    numbers = {n.output[0] for n in nodes if n.op_type == ROWS and _counts(values[n.output[0]], constants[n.input[0]])}
+    for node in nodes:
+        read = [place for place, name in enumerate(node.input) if name in numbers]
+        if not read or (node.op_type in INDEXING and read == [1]):
+            continue
+        if any(np.dtype(values[name].dtype).kind not in "iu" for name in node.output if name):
+            raise ModelError(
+                f"{path}: node {node.name!r}: {node.op_type} computes with the numbers of the batch's rows; expected "
+                "them as indices alone, since queries of different clients may share a batch"
+            )
+        given = set(node.input) - numbers - constants.keys() - {""}
+        mergeable &= not given or _joins_coordinates(node, nodes)
+        numbers.update(node.output)
+    if found := sorted(numbers & outputs):
+        raise ModelError(
+            f"{path}: output {found[0]!r} holds numbers of the batch's rows; expected them as indices alone"
+        )
+    return mergeable
+
+
+def _joins_coordinates(node: onnx.NodeProto, nodes: Sequence[onnx.NodeProto]) -> bool:
+    """Whether a node puts coordinates of elements together, each of which is bounded by its own axis."""
+    readers = [(reader.op_type, place) for reader in nodes for place, n in enumerate(reader.input) if n in node.output]
+    return node.op_type == "Concat" and all(reader in (("GatherND", 1), ("ScatterND", 1)) for reader in readers)
+
+
+def _counts(spec: TensorSpec, table: Array) -> bool:
+    """Whether a ConstantRows node gives each image rows of its own."""
+    return bool(spec.shape) and spec.shape[0] < 0 and len(table) > -spec.shape[0]

@@ -1,0 +1,187 @@
+"""Layers that ONNX Runtime runs, inside blocks as any other: on the block's cores, on the arena's memory, uncopied.
+
+The code of such a layer calls `run` by name, through TVM's FFI. Its model is one of its weights: a digest, by which
+sessions are shared, and the ONNX bytes. A session has as many threads as it was made with, so that there is one for
+each power of two of cores; a block on five cores runs it on four.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import tvm_ffi
+from numpy.typing import NDArray
+
+from veltair.profiles.runtime import pinned_threads
+from veltair.types import CoreSet
+
+FUNCTION = "veltair.run_onnx_layer"
+DIGEST_BYTES = 32
+MOST_BINDINGS = 64  # of each session: a slot's tensors are bound once
+TYPES = {  # ONNX Runtime's names of element types
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(bool)": np.bool_,
+    **{f"tensor({sign}int{bits})": np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+
+
+def frame_model(content: bytes) -> NDArray[np.uint8]:
+    """The ONNX bytes as a weight: behind their digest.
+
+    >>> frame_model(b"onnx").nbytes
+    36
+    """
+    return np.frombuffer(hashlib.sha256(content).digest() + content, np.uint8)
+
+
+class OnnxLayer:
+    """The sessions of one model, made when they are first needed. ::
+
+    layer = hold_layer(framed)
+    layer.prepare()  # makes those that the cores of this process need
+    """
+
+    def __init__(self, framed: NDArray[np.uint8]) -> None:
+        self._content = framed[DIGEST_BYTES:]
+        self._sessions: dict[int, _Session] = {}  # by threads
+
+    def prepare(self) -> None:
+        pinned = pinned_threads.current_threads()
+        for threads in powers_of_two(len(pinned.usable) if pinned else 1):
+            self.session(threads)
+
+    def session(self, cores: int) -> _Session:
+        """The one with the most threads that so many cores can run."""
+        threads = powers_of_two(cores)[-1]
+        if threads not in self._sessions:
+            self._sessions[threads] = _Session(self._content.tobytes(), threads)
+        return self._sessions[threads]
+
+
+def powers_of_two(cores: int) -> list[int]:
+    """
+    >>> powers_of_two(5)
+    [1, 2, 4]
+    """
+    return [1 << bits for bits in range(max(1, cores).bit_length())]
+
+
+class _Session:
+    """ONNX Runtime's session, the threads that it started, and the tensors that it was bound to."""
+
+    def __init__(self, content: bytes, threads: int) -> None:
+        import onnxruntime as ort  # starts a thread: a worker is confined before
+
+        ort.disable_telemetry_events()
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+        options.log_severity_level = 4  # an error is raised, and need not be printed too
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores are others' between blocks
+        before = _threads()
+        self._session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        self._threads = _threads() - before
+        ports = (*self._session.get_inputs(), *self._session.get_outputs())
+        self._ports = [(port.name, TYPES[port.type], len(port.shape)) for port in ports]
+        self._inputs = len(self._session.get_inputs())
+        self._bindings: dict[tuple[Any, ...], Any] = {}  # by addresses and extents
+        self._cores: CoreSet = ()
+
+    def run(self, arguments: tuple[Any, ...]) -> None:
+        """Addresses and extents: of each input, then of each output, an address and its extents."""
+        binding = self._bindings.get(arguments)
+        if binding is None:
+            if len(self._bindings) >= MOST_BINDINGS:
+                self._bindings.clear()
+            binding = self._bindings[arguments] = self._bind(arguments)
+        self._session.run_with_iobinding(binding)
+
+    def move_to(self, cores: CoreSet) -> None:
+        """The calling thread is on one of the cores already."""
+        if cores != self._cores:
+            for thread in self._threads:
+                os.sched_setaffinity(thread, cores)
+            self._cores = cores
+
+    def _bind(self, arguments: Sequence[Any]) -> Any:
+        binding, at = self._session.io_binding(), 0
+        for place, (name, dtype, rank) in enumerate(self._ports):
+            address, extents = _address(arguments[at]), list(arguments[at + 1 : at + 1 + rank])
+            bind = binding.bind_input if place < self._inputs else binding.bind_output
+            bind(name, "cpu", 0, dtype, extents, address)
+            at += 1 + rank
+        return binding
+
+
+_layers: WeakValueDictionary[bytes, OnnxLayer] = WeakValueDictionary()  # by digest
+_kept: dict[bytes, OnnxLayer] = {}  # of who runs layers without an executor, as measuring does
+
+
+def hold_layer(framed: NDArray[np.uint8]) -> OnnxLayer:
+    """The layer of a model, which stays as long as somebody holds it."""
+    digest = framed[:DIGEST_BYTES].tobytes()
+    layer = _layers.get(digest)
+    if layer is None:
+        layer = _layers[digest] = OnnxLayer(framed)
+    return layer
+
+
+_on_drawn_inputs: list[bool] = [False]
+
+
+@contextmanager
+def on_drawn_inputs() -> Iterator[None]:
+    """Within the block, layers run on values that nobody has given: they need not fit where values decide shapes."""
+    before, _on_drawn_inputs[0] = _on_drawn_inputs[0], True
+    try:
+        yield
+    finally:
+        _on_drawn_inputs[0] = before
+
+
+def run(model: Any, length: int, values_decide: int, *arguments: Any) -> None:
+    """What the code of a layer calls.
+
+    Args:
+        model: the address of its bytes, `length` of them.
+        values_decide: whether values of its inputs decide shapes, or may be such that ONNX Runtime refuses them.
+        arguments: its tensors; see `_Session.run`.
+
+    Raises RuntimeError, ONNX Runtime's, for values that it refuses or that lead to other shapes than the file states.
+    """
+    address = _address(model)
+    digest = ctypes.string_at(address, DIGEST_BYTES)
+    layer = _layers.get(digest)
+    if layer is None:
+        framed = np.frombuffer(ctypes.string_at(address, length), np.uint8)
+        layer = _kept[digest] = hold_layer(framed)
+    pinned = pinned_threads.current_threads()
+    cores = pinned.cores if pinned else ()
+    session = layer.session(len(cores))
+    session.move_to(cores)
+    try:
+        with pinned.set_aside() if pinned and len(cores) > 1 else nullcontext():
+            session.run(tuple(map(_address, arguments)))
+    except Exception:  # ONNX Runtime raises its own types
+        if not (values_decide and _on_drawn_inputs[0]):
+            raise
+
+
+def _address(value: Any) -> int:
+    return value if isinstance(value, int) else int(value.value or 0)
+
+
+def _threads() -> set[int]:
+    return {int(entry.name) for entry in Path("/proc/self/task").iterdir()}
+
+
+tvm_ffi.register_global_func(FUNCTION, run, override=True)
