@@ -45,6 +45,7 @@ from veltair.machine.isa import tvm_target
 from veltair.profiles.artifact.artifact_folder import KERNELS, MANIFEST, Artifact, file_digest, load_artifact
 from veltair.profiles.artifact.manifest import SCHEMA, LevelSource, Manifest
 from veltair.profiles.records.tuning_records import RecordStore
+from veltair.profiles.runtime.answer_check import store_answer
 from veltair.types import Environment
 
 # Of the whole model: error over the output's largest value. Layers are held to much less (see `tuning/correctness`),
@@ -182,7 +183,7 @@ def assemble_files(compilation: Compilation) -> None:
 
 
 def write_manifest(compilation: Compilation) -> None:
-    """Write the manifest, and read the artifact back as its users will."""
+    """Write the manifest: what was compiled, with digests of the other files."""
     c, graph, parts = compilation, compilation.graph, compilation.parts
     assert c.qos_ns is not None  # chosen by `choose_versions`
     manifest = Manifest(
@@ -212,6 +213,12 @@ def write_manifest(compilation: Compilation) -> None:
         tables_error=c.storage.error,
     )
     (c.draft / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+
+
+def keep_answer(compilation: Compilation) -> None:
+    """Run the model once in each version, keep its answer in the manifest, and read it back as its users will."""
+    c = compilation
+    store_answer(c.draft)
     c.artifact = load_artifact(c.draft)  # an artifact that a reader would refuse is not published
 
 
@@ -234,6 +241,7 @@ PHASES: tuple[Phase, ...] = (
     choose_versions,
     assemble_files,
     write_manifest,
+    keep_answer,
 )
 
 

@@ -273,6 +273,10 @@ def _load(channel: Channel[ToLoader], held: HeldArtifacts, path: Path) -> None:
     except OSError as error:
         channel.send(ArtifactRefused(f"{path}: {error.strerror}"))
     else:
+        if artifact.manifest.answer is None:
+            _log.warning(
+                "%s holds no answer, so nobody knows whether it computes what it should: compile it again", path
+            )
         channel.send(ArtifactLoaded(artifact.digest), artifact.files)
 
 

@@ -60,14 +60,18 @@ class WorkerModels:
         return self._models[tenant].executor
 
     def load(self, spec: TenantSpec, descriptors: Sequence[int]) -> None:
-        """Load a model and run all of it once. Takes the descriptors of its artifact over. Raises ArtifactError."""
+        """Load a model, run all of it once, and compare its answer with the one that the artifact holds.
+
+        Takes the descriptors of its artifact over. Raises ArtifactError.
+        """
+        from veltair.profiles.runtime.answer_check import check_answer
         from veltair.profiles.runtime.executor import Executor
 
         artifact = self._artifacts.add(spec, descriptors)
         executor = next((model.executor for model in self._models.values() if model.digest == spec.digest), None)
         if executor is None:
             executor = Executor(artifact)
-            warm_up(executor)
+            check_answer(artifact.path, executor)
         self.pool.add(spec.number, artifact.manifest, spec.offset)
         self._models[spec.number] = LoadedModel(spec.digest, executor)
 
@@ -110,19 +114,3 @@ class WorkerModels:
 def _stand_back(cores: tuple[int, ...]) -> None:
     os.sched_setaffinity(0, cores)  # the worker's main thread stays on one core, and that is inherited
     let_others_first()
-
-
-def warm_up(executor: Executor) -> None:
-    """Run every version of every layer once: page faults, lazy symbols and TVM's first launch happen here."""
-    from veltair.profiles.runtime.executor import aligned_zeros
-
-    manifest = executor.manifest
-    inputs = [aligned_zeros(port.at(1), port.dtype) for port in manifest.input_tensors]
-    outputs = [aligned_zeros(port.at(1), port.dtype) for port in manifest.outputs]
-    for array, port in zip(inputs, manifest.input_tensors, strict=True):
-        if port.low is not None and port.low > 0:
-            array.fill(port.low)
-    run = executor.bind(1, inputs, outputs)
-    for index, layer in enumerate(manifest.layers):
-        for version in range(len(layer.versions)):
-            run.layer(index, version)
