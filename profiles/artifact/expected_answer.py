@@ -175,8 +175,8 @@ def _normal(raw: NDArray[np.uint64]) -> NDArray[np.float64]:
     [-3.464, 3.464]
     """
     parts = (raw[:, None] >> np.array([0, 16, 32, 48], np.uint64)) & np.uint64(0xFFFF)
-    total: NDArray[np.float64] = parts.sum(axis=1).astype(np.float64)
-    return (total - 2 * 0xFFFF) / 0xFFFF * np.sqrt(3.0)
+    numbers: NDArray[np.float64] = (parts.sum(axis=1).astype(np.float64) - 2 * 0xFFFF) / 0xFFFF * np.sqrt(3.0)
+    return numbers
 
 
 def _draw_texts(port: Port, count: int, bits: np.random.PCG64) -> Strings:

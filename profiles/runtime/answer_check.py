@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,20 +28,21 @@ if TYPE_CHECKING:
 LAST_BYTES = 500  # of what the process said before it failed
 
 
-def check_answer(path: Path, executor: Executor) -> None:
+def check_answer(path: Path, executor: Executor, pause: Callable[[], None] | None = None) -> None:
     """Run every version of every layer once, and compare what comes out with the artifact's answer, if it has one.
 
-    Page faults, lazy symbols and TVM's first launch happen here. Raises ArtifactError for an answer that deviates.
+    Page faults, lazy symbols and TVM's first launch happen here. `pause` is called after each layer. Raises
+    ArtifactError for an answer that deviates.
     """
-    for version, outputs in enumerate(run_versions(executor)):
+    for version, outputs in enumerate(run_versions(executor, pause)):
         if deviation := find_deviation(executor.manifest, outputs, version):
             raise ArtifactError(f"{path}: it does not compute what it did when it was compiled: {deviation}")
 
 
-def run_versions(executor: Executor) -> Iterator[Sequence[NDArray[Any]]]:
+def run_versions(executor: Executor, pause: Callable[[], None] | None = None) -> Iterator[Sequence[NDArray[Any]]]:
     """All outputs of the model on the drawn inputs, for each version index; layers with fewer begin again at 0.
 
-    The arrays are the same ones each time.
+    The arrays are the same ones each time. `pause` is called after each layer.
     """
     from veltair.profiles.runtime.executor import aligned_zeros
 
@@ -55,6 +56,8 @@ def run_versions(executor: Executor) -> Iterator[Sequence[NDArray[Any]]]:
             output.fill(0)
         for index, layer in enumerate(manifest.layers):
             run.layer(index, version % len(layer.versions))
+            if pause:
+                pause()
         yield outputs
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,8 @@ class Executor:
         run.block(0, versions)()
     """
 
-    def __init__(self, artifact: CheckedArtifact) -> None:
+    def __init__(self, artifact: CheckedArtifact, pause: Callable[[], None] | None = None) -> None:
+        """`pause`: called between pieces of the weights while they are mapped."""
         manifest = artifact.manifest
         missing = set(manifest.features) - cpu_features()
         if missing:
@@ -70,7 +71,7 @@ class Executor:
         self._kernels = KernelTable(manifest.layers, load_library(artifact.library))
         weights = artifact.open_weights()
         try:
-            self._weights = map_memory(weights)
+            self._weights = map_memory(weights, pause=pause)
         finally:
             os.close(weights)
         self._arena = aligned_zeros((max(manifest.arena_bytes, 1),), "uint8")

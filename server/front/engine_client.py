@@ -68,7 +68,7 @@ class EngineClient:
 
         `threads` send queries of their own. Raises ArtifactError or ConfigError.
         """
-        control = ModelControl(config, ArtifactLoader(config.server.hung_engine_s), report)
+        control = ModelControl(config, ArtifactLoader(config.server.hung_engine_s, config.server.load_share), report)
         try:
             client = cls(config, LiveModels(await control.prepare()), threads, report)
             engine = await client._start_engine()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from veltair.errors import VeltairError
+from veltair.machine.load_pace import LoadPace, PacedLoad, WorkerTimes
 from veltair.machine.malloc import return_free_memory
 from veltair.server.ipc.messages import (
     ModelChange,
@@ -50,8 +51,9 @@ class WorkerModels:
         models.executor(spec.number).bind(batch, inputs, outputs)
     """
 
-    def __init__(self, pool: TensorPool) -> None:
-        self.pool = pool
+    def __init__(self, pool: TensorPool, load_share: float = 1.0) -> None:
+        """`load_share`: of a core, for loading beside workers that compute."""
+        self.pool, self._load_share = pool, load_share
         self._models: dict[int, LoadedModel] = {}
         # Open for as long as their libraries are loaded: these have the names of their descriptors (`load_library`).
         self._artifacts = OpenArtifacts()
@@ -59,10 +61,10 @@ class WorkerModels:
     def executor(self, tenant: int) -> Executor:
         return self._models[tenant].executor
 
-    def load(self, spec: TenantSpec, descriptors: Sequence[int]) -> None:
+    def load(self, spec: TenantSpec, descriptors: Sequence[int], paced: PacedLoad | None = None) -> None:
         """Load a model, run all of it once, and compare its answer with the one that the artifact holds.
 
-        Takes the descriptors of its artifact over. Raises ArtifactError.
+        Takes the descriptors of its artifact over. `paced`: where others are served meanwhile. Raises ArtifactError.
         """
         from veltair.profiles.runtime.answer_check import check_answer
         from veltair.profiles.runtime.executor import Executor
@@ -70,8 +72,8 @@ class WorkerModels:
         artifact = self._artifacts.add(spec, descriptors)
         executor = next((model.executor for model in self._models.values() if model.digest == spec.digest), None)
         if executor is None:
-            executor = Executor(artifact)
-            check_answer(artifact.path, executor)
+            executor = Executor(artifact, paced and paced.pause)
+            check_answer(artifact.path, executor, paced and paced.pause_running)
         self.pool.add(spec.number, artifact.manifest, spec.offset)
         self._models[spec.number] = LoadedModel(spec.digest, executor)
 
@@ -95,7 +97,8 @@ class WorkerModels:
     def _try_to_load(self, spec: TenantSpec, descriptors: Sequence[int]) -> tuple[str, str] | None:
         """Returns the kind of the error and its text where the model cannot be loaded."""
         try:
-            self.load(spec, descriptors)
+            paced = PacedLoad(LoadPace(self._load_share), WorkerTimes(lambda: [os.getppid()]))
+            self.load(spec, descriptors, paced)
         except VeltairError as error:
             failure = type(error).__name__, str(error)
         except Exception as error:  # a library that lacks a symbol, a kernel that rejects its arguments, …
