@@ -72,8 +72,8 @@ class WorkerModels:
         artifact = self._artifacts.add(spec, descriptors)
         executor = next((model.executor for model in self._models.values() if model.digest == spec.digest), None)
         if executor is None:
-            executor = Executor(artifact, paced and paced.pause)
-            check_answer(artifact.path, executor, paced and paced.pause_running)
+            executor = Executor(artifact, paced.pause if paced else None)
+            check_answer(artifact.path, executor, paced.pause_running if paced else None)
         self.pool.add(spec.number, artifact.manifest, spec.offset)
         self._models[spec.number] = LoadedModel(spec.digest, executor)
 
