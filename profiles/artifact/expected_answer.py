@@ -185,5 +185,6 @@ def _draw_texts(port: Port, count: int, bits: np.random.PCG64) -> Strings:
     for _ in range(count):
         number = int(bits.random_raw())
         words = [str(int(word) >> int(word) % 64) for word in bits.random_raw(number % 8 + 1)]
-        texts.append((port.separator or " ").join(words).encode()[: number // 8 % most + 1])
+        raw = (port.separator or " ").join(words).encode()[: number // 8 % most + 1]
+        texts.append(raw.decode(errors="ignore").encode())  # the cut may lie within a character of the separator
     return Strings.from_values(texts)
