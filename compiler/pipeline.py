@@ -8,9 +8,9 @@ phase (`phase_dump`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -41,11 +41,12 @@ from veltair.compiler.tuning.code_versions import TunedVersion
 from veltair.compiler.tuning.frontier import Candidate
 from veltair.compiler.tuning.search import search
 from veltair.compiler.tuning.setting import Setting
-from veltair.machine.environment import describe_environment
+from veltair.machine.environment import describe_environment, flat_facts
 from veltair.machine.isa import tvm_target
 from veltair.profiles.artifact.artifact_folder import KERNELS, MANIFEST, Artifact, file_digest, load_artifact
 from veltair.profiles.artifact.manifest import SCHEMA, LevelSource, Manifest
 from veltair.profiles.records.tuning_records import RecordStore
+from veltair.profiles.runtime.answer_check import store_answer
 from veltair.types import Environment
 
 # Of the whole model: error over the output's largest value. Layers are held to much less (see `tuning/correctness`),
@@ -188,7 +189,7 @@ def assemble_files(compilation: Compilation) -> None:
 
 
 def write_manifest(compilation: Compilation) -> None:
-    """Write the manifest, and read the artifact back as its users will."""
+    """Write the manifest: what was compiled, with digests of the other files."""
     c, graph, parts = compilation, compilation.graph, compilation.parts
     assert c.qos_ns is not None  # chosen by `choose_versions`
     manifest = Manifest(
@@ -210,7 +211,7 @@ def write_manifest(compilation: Compilation) -> None:
         buffers=parts.buffers,
         arena_bytes=parts.arena_bytes,
         layers=parts.layers,
-        environment=_flatten(c.environment),
+        environment=flat_facts(c.environment),
         source_digest=file_digest(c.onnx),
         kernels_digest=file_digest(c.draft / KERNELS),
         weights_digest=parts.weights_digest,
@@ -218,6 +219,12 @@ def write_manifest(compilation: Compilation) -> None:
         tables_error=c.storage.error,
     )
     (c.draft / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+
+
+def keep_answer(compilation: Compilation) -> None:
+    """Run the model once in each version, keep its answer in the manifest, and read it back as its users will."""
+    c = compilation
+    store_answer(c.draft)
     c.artifact = load_artifact(c.draft)  # an artifact that a reader would refuse is not published
 
 
@@ -240,6 +247,7 @@ PHASES: tuple[Phase, ...] = (
     choose_versions,
     assemble_files,
     write_manifest,
+    keep_answer,
 )
 
 
@@ -285,11 +293,3 @@ def _id_bounds(graph: LayerGraph, features: FeatureModel | None) -> Bounds:
     known = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}
     known |= features.bounds if features else {}
     return known | {view: known[base] for view, base in graph.views.items() if base in known}
-
-
-def _flatten(environment: Environment) -> dict[str, str]:
-    """An environment as the manifest holds it: text by name."""
-    facts: dict[str, Any] = asdict(environment)
-    versions: dict[str, str] = facts.pop("versions")
-    flat = {k: " ".join(map(str, v)) if isinstance(v, tuple | list) else str(v) for k, v in facts.items()}
-    return flat | versions

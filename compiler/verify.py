@@ -2,14 +2,15 @@
 
 The whole model is run once for each version index, core count and several batch sizes, and compared with ONNX
 Runtime; along the way, version 0 of every layer is compared with the layer's reference on the layer's real inputs,
-and every other version with version 0.
+and every other version with version 0. Last, on the inputs of the answer that the artifact holds, the model is compared
+with that answer and with ONNX Runtime.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from veltair.compiler.embedding.table_storage import LAYER_TOLERANCE, TableStora
 from veltair.compiler.features.description_file import load_description as load_features
 from veltair.compiler.features.feature_model import FeatureModel, join_features
 from veltair.compiler.features.feature_reference import reference_inputs as columns_of
-from veltair.compiler.features.random_features import draw_features
+from veltair.compiler.features.random_features import RawValues, draw_features
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.recommendation import LookupFamily, LookupParameters
 from veltair.compiler.onnx.logits import OutputActivation, find_probabilities
@@ -33,9 +34,11 @@ from veltair.compiler.tuning.layer_reference import reference_outputs, unpack_ac
 from veltair.errors import ModelError
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import Artifact
+from veltair.profiles.artifact.expected_answer import as_numbers, draw_inputs, find_deviation
 from veltair.profiles.artifact.input_layout import InputLayout
-from veltair.profiles.artifact.manifest import Port
+from veltair.profiles.artifact.manifest import Manifest, Port
 from veltair.profiles.artifact.strings import Strings
+from veltair.profiles.runtime.answer_check import run_versions
 from veltair.profiles.runtime.pinned_threads import PinnedThreads
 from veltair.types import CoreSet
 
@@ -80,7 +83,7 @@ class VerificationReport:
         if found.shape != expected.shape:
             self.mismatches.append(f"{where}: shape {found.shape}, expected {expected.shape}")
             return
-        absolute, relative = largest_errors(_values(found), _values(expected))
+        absolute, relative = largest_errors(as_numbers(found), as_numbers(expected))
         self.max_abs_err, self.max_rel_err = max(self.max_abs_err, absolute), max(self.max_rel_err, relative)
         if activation:
             found, expected = activation.to_logits(found), activation.to_logits(expected)
@@ -90,7 +93,7 @@ class VerificationReport:
 
     def record_layer(self, found: NDArray[Any], expected: NDArray[Any], where: str, allowed: float) -> None:
         """Record one output of one version of a layer."""
-        _, relative = largest_errors(_values(found), _values(expected))
+        _, relative = largest_errors(as_numbers(found), as_numbers(expected))
         self.max_layer_err = max(self.max_layer_err, relative)
         if not relative <= allowed:
             self.mismatches.append(f"{where} by {relative:.3g} of its largest value (allowed {allowed:g})")
@@ -98,18 +101,11 @@ class VerificationReport:
 
 def cosine_similarity(found: NDArray[Any], expected: NDArray[Any]) -> float:
     """Cosine of the angle between two outputs as vectors; 1 where both are all zero, 0 where a value is NaN."""
-    a, b = _values(found).ravel(), _values(expected).ravel()
+    a, b = as_numbers(found).ravel(), as_numbers(expected).ravel()
     lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
     if lengths == 0:
         return float(np.array_equal(a, b))
     return float(np.nan_to_num(a @ b / lengths))
-
-
-def _values(array: NDArray[Any]) -> NDArray[np.float64]:
-    """The array as float64; uint16 values are the bits of bfloat16."""
-    if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
 
 
 def verify(found: Artifact, model: Path, features: Path | None = None) -> VerificationReport:
@@ -160,7 +156,8 @@ def _compare(
     """`wide`: the same layers with tables in fp32."""
     from veltair.profiles.runtime.executor import Executor, aligned_zeros
 
-    manifest, session, activations = found.manifest, _session(model.path), find_probabilities(model)
+    manifest, activations = found.manifest, find_probabilities(model)
+    onnx = _OnnxRuntime(model.path, manifest, front)
     executor = Executor(found)
     batches = tuple(sorted({1, min(3, manifest.max_batch), manifest.max_batch}))
     versions = sum(len(layer.versions) for layer in manifest.layers)
@@ -171,18 +168,7 @@ def _compare(
         raw = draw_features(front.description, batch, rng) if front else {}
         arrays = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.input_tensors]
         InputLayout.of(manifest).fill(arrays, feeds | raw, batch)
-        if front:
-            # A column's input may have the name of its feature.
-            computed = raw | columns_of(front.description, raw, front.tables)
-            feeds |= {
-                value.name: _as_onnx_input(value, computed[value.name])
-                for value in session.get_inputs()
-                if value.name in computed
-            }
-        try:
-            expected: Arrays = session.run([port.name for port in manifest.outputs], feeds)
-        except Exception as error:  # ONNX Runtime raises its own types
-            raise ModelError(f"{model.path}: ONNX Runtime cannot run it at batch {batch}: {error}") from None
+        expected = onnx.outputs(feeds, raw, batch)
         outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.outputs]
         bound = executor.bind(batch, arrays, outputs)
         for count in range(1, len(pool.usable) + 1):
@@ -199,6 +185,18 @@ def _compare(
                 for port, output, wanted in zip(manifest.outputs, outputs, expected, strict=True):
                     where = f"output {port.name}, versions {version}, {place}"
                     report.record_output(output, np.asarray(wanted), where, activations.get(port.name))
+    pool.move_to(cores)
+    drawn = draw_inputs(manifest)
+    feeds = {
+        p.name: value for p in manifest.inputs if isinstance(value := drawn[p.name], np.ndarray) and not p.locations
+    }
+    expected = onnx.outputs(feeds, {name: value for name, value in drawn.items() if name not in feeds}, 1)
+    for version, results in enumerate(run_versions(executor)):
+        if deviation := find_deviation(manifest, results, version):
+            report.mismatches.append(f"off the answer that the artifact holds: {deviation}")
+        for port, output, wanted in zip(manifest.outputs, results, expected, strict=True):
+            where = f"output {port.name}, versions {version}, inputs of the artifact's answer"
+            report.record_output(output, np.asarray(wanted), where, activations.get(port.name))
     return report
 
 
@@ -245,15 +243,34 @@ def _compare_stored_rows(
                 )
 
 
-def _session(model: Path) -> Any:
-    import onnxruntime as ort
+class _OnnxRuntime:
+    """ONNX Runtime with the model's file. `front`: the feature columns that give some of its inputs."""
 
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    try:
-        return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime raises its own types
-        raise ModelError(f"{model}: ONNX Runtime cannot load it: {error}") from None
+    def __init__(self, model: Path, manifest: Manifest, front: FeatureModel | None) -> None:
+        import onnxruntime as ort
+
+        self._model, self._manifest, self._front = model, manifest, front
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        try:
+            self._session: Any = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime raises its own types
+            raise ModelError(f"{model}: ONNX Runtime cannot load it: {error}") from None
+
+    def outputs(self, feeds: Mapping[str, NDArray[Any]], raw: Mapping[str, RawValues], batch: int) -> Arrays:
+        """The model's outputs. `raw`: the features that its other inputs are computed from."""
+        given = dict(feeds)
+        if self._front:
+            # A column's input may have the name of its feature.
+            computed = dict(raw) | columns_of(self._front.description, raw, self._front.tables)
+            for value in self._session.get_inputs():
+                if value.name in computed:
+                    given[value.name] = _as_onnx_input(value, computed[value.name])
+        try:
+            found: Arrays = self._session.run([port.name for port in self._manifest.outputs], given)
+        except Exception as error:  # ONNX Runtime raises its own types
+            raise ModelError(f"{self._model}: ONNX Runtime cannot run it at batch {batch}: {error}") from None
+        return found
 
 
 def _as_onnx_input(value: Any, given: NDArray[Any] | Strings) -> NDArray[Any]:

@@ -68,6 +68,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_models: Annotated[int, msgspec.Meta(gt=0, le=1024)] = 64  # versions of models in memory at once
     max_resident_bytes: Positive | None = None  # of models in memory; what was idle longest leaves; default: no bound
     model_wait_s: PositiveReal = 30.0  # that a query waits at most for a model which is not in memory
+    load_share: Annotated[float, msgspec.Meta(ge=0.01, le=1)] = 0.1  # of a core, to load models while others compute
     lame_duck_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0  # after SIGTERM: not ready, but serving as before
     drain_timeout_s: PositiveReal = 30.0  # after that: accepted queries are answered, new ones refused
     hung_block_s: PositiveReal = 10.0  # for a block, at least, and 10 times as long as its profile says

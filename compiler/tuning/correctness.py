@@ -13,13 +13,13 @@ from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.timing.measure import Bounds, Meter, interior_slices, result_operands
 from veltair.compiler.timing.measuring_messages import InlineTensor, Operand
 from veltair.compiler.tuning.layer_reference import pack_activation, reference_outputs, unpack_activation
+from veltair.profiles.artifact.expected_answer import HUGE
 from veltair.profiles.artifact.manifest import shape_at
 
 TOLERANCE = {
     "fp32": 1e-3,
     "bf16": 1e-2,
 }  # largest error of a layer over the output's largest value, by the model's precision
-HUGE = 1e30  # magnitudes that no network computes with: they stand for infinity
 LOOKUPS = ("columns", "embedding_bag", "lookups")  # layers that read rows of tables
 LOOKUP_TOLERANCE = 1e-5  # their reference reads the rows as they are stored, so only sums are rounded
 

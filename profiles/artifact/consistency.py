@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from math import prod
 
+from veltair.profiles.artifact.expected_answer import positions
 from veltair.profiles.artifact.manifest import ITEM_BYTES, Buffer, Manifest
 
 
 def find_inconsistency(m: Manifest, weights_bytes: int) -> str:
     """The first fault of a manifest, as a message; empty when there is none."""
-    return next(chain(_packed_buffers(m), _sizes(m), _buffers(m, weights_bytes), _layers(m)), "")
+    return next(chain(_packed_buffers(m), _sizes(m), _buffers(m, weights_bytes), _layers(m), _answer(m)), "")
 
 
 def _sizes(m: Manifest) -> Iterator[str]:
@@ -88,3 +90,15 @@ def _layers(m: Manifest) -> Iterator[str]:
             widths = {len(row) for rows in v.latency_ns for row in rows}
             if len(widths) != 1 or 0 in widths:
                 yield f"layer {layer.name}: latency rows of {v.symbol} differ in length"
+
+
+def _answer(m: Manifest) -> Iterator[str]:
+    if m.answer is None:
+        return
+    if len(m.answer.outputs) != len(m.outputs):
+        yield f"the answer has {len(m.answer.outputs)} outputs, the model {len(m.outputs)}"
+        return
+    for port, output in zip(m.outputs, m.answer.outputs, strict=True):
+        count = len(positions(prod(port.at(1))))
+        if len(output.values) != count:
+            yield f"the answer has {len(output.values)} values of output {port.name}, expected {count}"

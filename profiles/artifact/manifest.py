@@ -125,6 +125,28 @@ class LayerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str = ""  # a remark for the reader of `veltair inspect`
 
 
+class ExpectedOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an output holds for the inputs of `expected_answer.draw_inputs`, as far as it was kept.
+
+    >>> ExpectedOutput(values=(0.5, -0.25), largest=0.5).largest
+    0.5
+    """
+
+    values: tuple[float | None, ...]  # at evenly spaced positions; null: not compared, see `make_answer`
+    largest: float | None  # the greatest magnitude in the whole output; null as above
+
+
+class ExpectedAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the artifact computed at batch 1 when it was compiled; whoever loads it compares (`expected_answer`).
+
+    >>> ExpectedAnswer(tolerance=1e-3, outputs=(ExpectedOutput((0.5,), 0.5),)).tolerance
+    0.001
+    """
+
+    tolerance: float  # allowed error over the output's largest value; integers are exact
+    outputs: tuple[ExpectedOutput, ...]
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A compiled model: its layers, tensors, latencies and the digests of its two other files.
 
@@ -158,6 +180,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mergeable: bool = True  # whether queries of different clients may share a batch
     tables: Storage = "fp32"  # the storage that was asked for float tables that are looked up
     tables_error: float = 0.0  # the greatest of a number in them, over the largest magnitude in its table
+    answer: ExpectedAnswer | None = None  # null: compiled by a version that kept none, so that nothing is compared
 
     def private_bytes(self, workers: int) -> int:
         """What each worker has of its own: the arena, and in sessions of ONNX Runtime copies of the models that these

@@ -12,7 +12,7 @@ import fcntl
 import hashlib
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +83,11 @@ def open_sealed(path: Path, digest: str, descriptors: Sequence[int]) -> SealedAr
     return SealedArtifact(path, decode_manifest(_content(files.manifest), path), digest, files)
 
 
-def seal_artifact(path: Path, held: Mapping[str, SealedFiles] | None = None) -> SealedArtifact:
+def seal_artifact(
+    path: Path, held: Mapping[str, SealedFiles] | None = None, pause: Callable[[], None] | None = None
+) -> SealedArtifact:
     """Check an artifact and copy it into sealed memory. One that is in `held`, by digest, is checked and not copied.
+    `pause` is called after each piece of PIECE_BYTES.
 
     Raises ArtifactError for one that is missing, truncated, altered or inconsistent, or that others may write.
     """
@@ -108,7 +111,7 @@ def seal_artifact(path: Path, held: Mapping[str, SealedFiles] | None = None) -> 
         if made:
             _write(made["manifest"], memoryview(raw), path / MANIFEST)
         for name, expected in (("kernels", manifest.kernels_digest), ("weights", manifest.weights_digest)):
-            found = _digest_and_copy(sources[name], made.get(name), path / _NAMES[name])
+            found = _digest_and_copy(sources[name], made.get(name), path / _NAMES[name], pause)
             require_digest(path / _NAMES[name], found, expected)
         require_consistent(path, manifest, os.fstat(files.weights if files else made["weights"]).st_size)
         for descriptor in made.values():
@@ -153,7 +156,7 @@ def _content(file: int) -> bytes:
     return os.pread(file, size, 0)
 
 
-def _digest_and_copy(file: int, copy: int | None, path: Path) -> str:
+def _digest_and_copy(file: int, copy: int | None, path: Path, pause: Callable[[], None] | None) -> str:
     """The sha256 of a file, as hex. Each piece of it that is digested is written to the copy, if there is one."""
     found, offset = hashlib.sha256(), 0
     buffer = memoryview(bytearray(PIECE_BYTES))
@@ -165,6 +168,8 @@ def _digest_and_copy(file: int, copy: int | None, path: Path) -> str:
             # The file is not looked at again: its cache would hold the model a second time.
             os.posix_fadvise(file, offset, size, os.POSIX_FADV_DONTNEED)
             offset += size
+            if pause:
+                pause()
     except OSError as error:
         raise ArtifactError(f"{path}: {error.strerror}") from None
     return found.hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,8 @@ class Executor:
         run.block(0, versions)()
     """
 
-    def __init__(self, artifact: CheckedArtifact) -> None:
+    def __init__(self, artifact: CheckedArtifact, pause: Callable[[], None] | None = None) -> None:
+        """`pause`: called between pieces of the weights while they are mapped."""
         manifest = artifact.manifest
         missing = set(manifest.features) - cpu_features()
         if missing:
@@ -71,7 +72,7 @@ class Executor:
         self._kernels = KernelTable(manifest.layers, load_library(artifact.library))
         weights = artifact.open_weights()
         try:
-            self._weights = map_memory(weights)
+            self._weights = map_memory(weights, pause=pause)
         finally:
             os.close(weights)
         self._onnx_layers = [self._hold_onnx_layer(layer) for layer in manifest.layers if layer.op == ONNX_LAYER]

@@ -14,6 +14,7 @@ import ctypes
 import mmap
 import os
 import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 PAGE_BYTES = 2 << 20
+PIECE_BYTES = 2 * PAGE_BYTES  # that are mapped or locked before a pause: about a millisecond of work
 _POPULATE_READ, _COLLAPSE = 22, 25  # madvise: Linux 5.14, 6.1
 _FIXED, _FAILED = 0x10, ctypes.c_void_p(-1).value  # of mmap
 
 
-def map_memory(descriptor: int, *, writable: bool = True) -> NDArray[np.uint8]:
+def map_memory(descriptor: int, *, writable: bool = True, pause: Callable[[], None] | None = None) -> NDArray[np.uint8]:
     """The bytes of a file or memfd, entered into this process's page tables at once, in large pages where the kernel
     has them. The descriptor may be closed afterwards.
 
     A write makes a copy of the page that is private to this process; without `writable` it ends the process.
+    With `pause`, which is called after each, the memory is entered in pieces.
     """
     size = os.fstat(descriptor).st_size
     if not size:
@@ -48,12 +51,32 @@ def map_memory(descriptor: int, *, writable: bool = True) -> NDArray[np.uint8]:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     # Each is advice: a kernel that is too old refuses, and pages come one by one, or stay small.
-    for advice in (mmap.MADV_HUGEPAGE, _POPULATE_READ, _COLLAPSE):
-        libc.madvise(begin, size, advice)
+    libc.madvise(begin, size, mmap.MADV_HUGEPAGE)
+    for at, length in pieces(size, pause):
+        for advice in (_POPULATE_READ, _COLLAPSE):
+            libc.madvise(begin + at, length, advice)
     memory = (ctypes.c_uint8 * size).from_address(begin)
     whole = (space, size + PAGE_BYTES) if address else (begin, size)
     weakref.finalize(memory, libc.munmap, *whole)
     return np.frombuffer(memoryview(memory), np.uint8)
+
+
+def pieces(size: int, pause: Callable[[], None] | None) -> Iterator[tuple[int, int]]:
+    """Where each piece of memory begins, and its size; all of it where there is no `pause`, which is called after each.
+
+    >>> list(pieces(9 << 20, lambda: print("pause")))
+    pause
+    pause
+    pause
+    [(0, 4194304), (4194304, 4194304), (8388608, 1048576)]
+    >>> list(pieces(9 << 20, None))
+    [(0, 9437184)]
+    """
+    step = PIECE_BYTES if pause else size
+    for at in range(0, size, step):
+        yield at, min(step, size - at)
+        if pause:
+            pause()
 
 
 def zeroed_memory(size: int) -> mmap.mmap:

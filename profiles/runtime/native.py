@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -16,4 +17,7 @@ def library() -> Any:
     spec = find_spec("veltair.profiles.runtime._native")
     if spec is None or spec.origin is None:
         raise VeltairError("veltair's native part is missing: install the package with pip, which builds it with gcc")
-    return load_library(spec.origin)
+    module = load_library(spec.origin)
+    # It stays loaded once the module is gone, which is when Python ends: its threads would go on without their code.
+    ctypes.CDLL(spec.origin)
+    return module

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -113,13 +115,21 @@ class _Session:
             self._cores = cores
 
     def _bind(self, arguments: Sequence[Any]) -> Any:
-        binding, at = self._session.io_binding(), 0
-        for place, (name, dtype, rank) in enumerate(self._ports):
-            address, extents = _address(arguments[at]), list(arguments[at + 1 : at + 1 + rank])
+        binding = self._session.io_binding()
+        for place, (name, dtype, address, extents) in enumerate(self._tensors(arguments)):
             bind = binding.bind_input if place < self._inputs else binding.bind_output
             bind(name, "cpu", 0, dtype, extents, address)
-            at += 1 + rank
         return binding
+
+    def clear_outputs(self, arguments: Sequence[Any]) -> None:
+        for _, dtype, address, extents in list(self._tensors(arguments))[self._inputs :]:
+            ctypes.memset(address, 0, math.prod(extents) * np.dtype(dtype).itemsize)
+
+    def _tensors(self, arguments: Sequence[Any]) -> Iterator[tuple[str, Any, int, list[int]]]:
+        at = 0
+        for name, dtype, rank in self._ports:
+            yield name, dtype, arguments[at], list(arguments[at + 1 : at + 1 + rank])
+            at += 1 + rank
 
 
 _layers: WeakValueDictionary[bytes, OnnxLayer] = WeakValueDictionary()  # by digest
@@ -135,17 +145,22 @@ def hold_layer(framed: NDArray[np.uint8]) -> OnnxLayer:
     return layer
 
 
-_on_drawn_inputs: list[bool] = [False]
+class _Drawn(threading.local):
+    inputs = False
+
+
+_drawn = _Drawn()
 
 
 @contextmanager
 def on_drawn_inputs() -> Iterator[None]:
-    """Within the block, layers run on values that nobody has given: they need not fit where values decide shapes."""
-    before, _on_drawn_inputs[0] = _on_drawn_inputs[0], True
+    """Within the block, layers that this thread runs get values that nobody has given: a layer of which values decide
+    may refuse them, and gives zeros then."""
+    before, _drawn.inputs = _drawn.inputs, True
     try:
         yield
     finally:
-        _on_drawn_inputs[0] = before
+        _drawn.inputs = before
 
 
 def run(model: Any, length: int, values_decide: int, *arguments: Any) -> None:
@@ -172,8 +187,9 @@ def run(model: Any, length: int, values_decide: int, *arguments: Any) -> None:
         with pinned.set_aside() if pinned and len(cores) > 1 else nullcontext():
             session.run(tuple(map(_address, arguments)))
     except Exception:  # ONNX Runtime raises its own types
-        if not (values_decide and _on_drawn_inputs[0]):
+        if not (values_decide and _drawn.inputs):
             raise
+        session.clear_outputs(tuple(map(_address, arguments)))
 
 
 def _address(value: Any) -> int:

@@ -69,7 +69,7 @@ class Engine:
         self._poll = select.epoll()
         self._poll.register(front.fileno(), select.EPOLLIN)
         self._front_events = select.EPOLLIN
-        shared = configure.lanes, configure.artifacts, configure.sandbox
+        shared = configure.lanes, configure.artifacts, configure.sandbox, configure.load_share
         load = m.LoadModels(configure.tenants, cores, configure.slots, *shared)
         target = self._workers + configure.spare_workers
         cell_bytes, hung_ns = largest_cell(artifacts), configure.hung_block_ns

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from veltair.config import ServeConfig
 from veltair.errors import OverloadedError, RefusalReason, ShutdownError, VeltairError
@@ -68,7 +68,7 @@ class EngineClient:
 
         `threads` send queries of their own. Raises ArtifactError or ConfigError.
         """
-        control = ModelControl(config, ArtifactLoader(config.server.hung_engine_s), report)
+        control = ModelControl(config, ArtifactLoader(config.server.hung_engine_s, config.server.load_share), report)
         try:
             client = cls(config, LiveModels(await control.prepare()), threads, report)
             engine = await client._start_engine()
@@ -87,28 +87,28 @@ class EngineClient:
 
     async def load(self, served: ServedTenant) -> None:
         """Serve another model, or this one from here on instead of one with its name and version, which is unloaded
-        afterwards. Raises VeltairError where it cannot be served; nothing has changed then.
-        """
+        afterwards. Raises VeltairError where it cannot be served; nothing has changed then."""
         await self._running_engine().load(served)
+        competing = self.models.competing(served)
         self.models.put(served)
-        self._forget_plans()
+        self._forget_plans(competing + self.models.competing(served))
 
     async def unload(self, served: ServedTenant) -> None:
         """Serve a model no longer; return when its last query has ended and nothing of it is in memory."""
+        competing = [served, *self.models.competing(served)]
         self.models.drop(served)
-        self._forget_plans()
+        self._forget_plans(competing)
         if self._engine is not None:
             await self._engine.unload(served)
-        self._forget_plans()  # those that were made while its last queries ended
 
     @property
     def numbered(self) -> EngineModels | None:
         """The models as the engine knows them; None while it is restarted."""
         return None if self._engine is None else self._engine.models
 
-    def _forget_plans(self) -> None:
-        if self._threads is not None:
-            self._threads.clear_plans()
+    def _forget_plans(self, served: Iterable[ServedTenant]) -> None:
+        if self._threads is not None and self._engine is not None:
+            self._threads.clear_plans_of(self._engine.models.numbers_of(served))
 
     @property
     def ready(self) -> bool:

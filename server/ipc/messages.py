@@ -66,10 +66,9 @@ class TenantSpec(msgspec.Struct, frozen=True):
 
 
 class ConfigureEngine(Message, frozen=True):
-    """The first message. The engine answers with `EngineReady` or `StartFailed`.
-    To serve on all cores that it may use::
+    """The first message, answered with `EngineReady` or `StartFailed`. To serve on all cores that it may use::
 
-        ConfigureEngine((tenant,), "veltair", cores=None, workers=4, spare_workers=1, slots=256, event_log=None)
+    ConfigureEngine((tenant,), "veltair", cores=None, workers=4, spare_workers=1, slots=256, event_log=None)
     """
 
     tenants: tuple[TenantSpec, ...]
@@ -86,6 +85,7 @@ class ConfigureEngine(Message, frozen=True):
     capacity: int = 1  # versions of models at once; their numbers are below this
     artifacts: dict[str, SealedFiles] = {}  # by digest
     sandbox: SandboxMode = "try"  # of the workers
+    load_share: float = 1.0  # of a core, for loading a model while others are served
 
     @classmethod
     def of(cls, server: ServerConfig) -> ConfigureEngine:
@@ -104,6 +104,7 @@ class ConfigureEngine(Message, frozen=True):
             planned_share=server.planned_share,
             capacity=server.max_models,
             sandbox=server.sandbox,
+            load_share=server.load_share,
         )
 
 
@@ -132,8 +133,7 @@ class AbortQuery(Message, frozen=True):
 
 class LoadModel(Message, frozen=True):
     """Serve one more: `LoadModel(tenant)`. The engine answers with `ModelLoaded` or `ModelFailed`; until then there are
-    no queries of it. To a worker: hold it, and answer likewise.
-    """
+    no queries of it. To a worker: hold it, and answer likewise."""
 
     tenant: TenantSpec
 
@@ -195,8 +195,7 @@ class QueryEnded(Message, frozen=True):
     """A query has ended: `QueryEnded(7, "rejected", RefusalReason.OVERLOAD)`. No process touches its slot any more.
 
     Queries that ran as one batch ran in the same blocks: `execute_ns` and `blocks` are the batch's for each of them,
-    and the blocks have the id of its first query.
-    """
+    and the blocks have the id of its first query."""
 
     query: int
     outcome: Outcome
@@ -265,6 +264,7 @@ class LoadModels(Message, frozen=True):
     lanes: LaneDescriptors | None = None  # of the front's I/O threads
     artifacts: dict[str, SealedFiles] = {}  # by digest
     sandbox: SandboxMode = "try"
+    load_share: float = 1.0
 
 
 # Worker to engine

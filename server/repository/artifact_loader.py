@@ -17,13 +17,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
 from veltair.errors import ArtifactError, VeltairError
+from veltair.machine.load_pace import LoadPace, PacedLoad, WorkerTimes, children_of
 from veltair.machine.standstill import Standstill
 from veltair.profiles.artifact.sealed_artifact import SealedArtifact, SealedFiles, open_sealed, seal_artifact
 from veltair.profiles.runtime.locked_memory import locked_in_memory
@@ -65,7 +66,9 @@ class ReleaseArtifact(Message, frozen=True):
 
 
 class StandBack(Message, frozen=True):
-    """Others come first from here on: `StandBack()`."""
+    """Others come first from here on: `StandBack(share=0.1)`."""
+
+    share: float  # of a core, while workers compute
 
 
 class ArtifactLoaded(Message, frozen=True):
@@ -98,9 +101,10 @@ class ArtifactLoader:
         loader.close()
     """
 
-    def __init__(self, hung_s: float) -> None:
-        """`hung_s`: a process that has something to do and does nothing for so long is killed."""
-        self._hung_ns = round(hung_s * 1e9)
+    def __init__(self, hung_s: float, share: float = 1.0) -> None:
+        """`hung_s`: a process that has something to do and does nothing for so long is killed. `share`: what it may
+        take of a core while workers compute, once it stands back."""
+        self._hung_ns, self._share = round(hung_s * 1e9), share
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel[FromLoader] | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -145,7 +149,7 @@ class ArtifactLoader:
         self._stands_back = True
         if self._channel is not None:
             with suppress(ChannelClosedError):  # the next load starts another process
-                self._channel.send(StandBack())
+                self._channel.send(StandBack(self._share))
 
     def close(self) -> None:
         """End the process, and close all artifacts."""
@@ -203,7 +207,7 @@ class ArtifactLoader:
             self._channel = Channel(ours, FromLoader)
             self._channel.send(HoldArtifacts(held))
             if self._stands_back:
-                self._channel.send(StandBack())
+                self._channel.send(StandBack(self._share))
         return self._channel
 
 
@@ -220,10 +224,11 @@ class HeldArtifacts:
     def __init__(self) -> None:
         self._files: dict[str, SealedFiles] = {}
         self._held: dict[str, ExitStack] = {}
+        self.pause: Callable[[], None] | None = None  # between pieces of work
 
     def load(self, path: Path) -> SealedArtifact:
         """Raises ArtifactError or OSError."""
-        artifact = seal_artifact(path, self._files)
+        artifact = seal_artifact(path, self._files, self.pause)
         if artifact.digest not in self._files:
             self.hold(artifact.digest, artifact.files, str(path))
         return artifact
@@ -232,7 +237,7 @@ class HeldArtifacts:
         """Takes the descriptors over. `what`: its name in the log."""
         with ExitStack() as stack:
             stack.callback(files.close)
-            stack.enter_context(locked_in_memory(files.weights, what))
+            stack.enter_context(locked_in_memory(files.weights, what, self.pause))
             self._files[digest], self._held[digest] = files, stack.pop_all()
 
     def release(self, digest: str) -> None:
@@ -259,8 +264,9 @@ def main(arguments: Sequence[str]) -> int:
                     _load(channel, held, Path(path))
                 case ReleaseArtifact(digest=digest):
                     held.release(digest)
-                case StandBack():
+                case StandBack(share=share):
                     let_others_first()
+                    held.pause = PacedLoad(LoadPace(share), WorkerTimes(lambda: children_of(parent))).pause
     except ChannelClosedError:
         return 0
 
@@ -273,6 +279,10 @@ def _load(channel: Channel[ToLoader], held: HeldArtifacts, path: Path) -> None:
     except OSError as error:
         channel.send(ArtifactRefused(f"{path}: {error.strerror}"))
     else:
+        if artifact.manifest.answer is None:
+            _log.warning(
+                "%s holds no answer, so nobody knows whether it computes what it should: compile it again", path
+            )
         channel.send(ArtifactLoaded(artifact.digest), artifact.files)
 
 

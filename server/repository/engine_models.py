@@ -92,6 +92,7 @@ class EngineModels:
         """The engine has forgotten it."""
         if self._threads is not None:
             self._threads.drain_counts()  # while the number is this one's
+            self._threads.clear_plans_of([number])  # those that were made while its last queries ended
         self.pool.free_memory(number)
         self.pool.remove(number)
         self._space.give_back(self._specs.pop(number).offset)
@@ -121,6 +122,10 @@ class EngineModels:
     def number_of(self, served: ServedTenant) -> int | None:
         """None where the engine does not have it."""
         return self._numbers.get(served)
+
+    def numbers_of(self, served: Iterable[ServedTenant]) -> set[int]:
+        """Of those that the engine has."""
+        return {self._numbers[each] for each in served if each in self._numbers}
 
     def write_inputs(self, number: int, slot: int, inputs: Mapping[str, Tensor]) -> int:
         """Copy the inputs into a slot. Returns the batch. Raises RequestError for arrays that do not fit."""

@@ -46,6 +46,14 @@ class LiveModels:
             del self._versions[name]
             del self.tenants[name]
 
+    def competing(self, served: ServedTenant) -> list[ServedTenant]:
+        """Every version that requests may be for which are for another one once `served` comes or has gone: those of
+        its tenant, and of tenants that may be named by its name or by a model that its tenant serves."""
+        models = {served.name, served.manifest.model}
+        models |= {each.manifest.model for each in self._versions.get(served.name, {}).values()}
+        names = {name for name, default in self.tenants.items() if default.manifest.model in models}
+        return [each for name in {served.name, *names} for each in self._versions.get(name, {}).values()]
+
     def versions(self, name: str) -> Sequence[str]:
         """Of a tenant, ascending."""
         return list(self._versions.get(name, ()))

@@ -8,7 +8,7 @@ import ctypes
 import os
 import secrets
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -127,10 +127,8 @@ class IoThreads:
         decompress: Decompress,
         counted: Callable[[NDArray[np.void]], None],
     ) -> int:
-        """Accept connections, and return the port. Raises OSError.
-
-        `counted` gets the queries (`native.ENDED`) that have ended without Python, from time to time.
-        """
+        """Accept connections, and return the port. `counted` gets the queries (`native.ENDED`) that have ended without
+        Python, from time to time. Raises OSError."""
         v6 = ":" in host
         family = socket.AF_INET6 if v6 else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=v6)
@@ -209,6 +207,11 @@ class IoThreads:
     def clear_plans(self) -> None:
         if self.handle:
             self._native.wire_clear_plans(self.handle)
+
+    def clear_plans_of(self, tenants: Iterable[int]) -> None:
+        """Those for tenants with these numbers."""
+        for tenant in tenants if self.handle else ():
+            self._native.wire_clear_plans_of(self.handle, tenant)
 
     def drain_counts(self) -> None:
         """Hand on the queries that have ended since the last time."""

@@ -169,6 +169,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result, arguments
     "wire_name_callers": (None, _POINTER, ctypes.c_int),
     "wire_id_bytes": (_SIZE, ctypes.c_char_p, _SIZE),
     "wire_clear_plans": (None, _POINTER),
+    "wire_clear_plans_of": (None, _POINTER, _I32),
     "wire_keep_ids": (None, _POINTER),
     "wire_take_counts": (ctypes.c_uint32, _POINTER, ctypes.c_int, *[_POINTER] * 2, ctypes.c_uint32),
     "wire_budget_counts": (None, _POINTER, _POINTER),

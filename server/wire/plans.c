@@ -58,15 +58,22 @@ plan_table *plans_new(void) {
   return table;
 }
 
+static size_t bytes_of(const plan *p) {
+  return sizeof *p + p->key_bytes + p->begin_bytes + p->rest_bytes + p->inputs * sizeof *p->input + p->outputs * sizeof *p->output;
+}
+
+/* Takes a plan out of its bucket: `*at` is the next one afterwards. */
+static void drop(plan_table *table, plan **at) {
+  plan *old = *at;
+  *at = old->next;
+  table->plans--;
+  table->bytes -= bytes_of(old);
+  plan_release(old);
+}
+
 static void drop_all(plan_table *table) {
-  for (int i = 0; i < BUCKETS; i++) {
-    for (plan *next, *at = table->bucket[i]; at; at = next) {
-      next = at->next;
-      plan_release(at);
-    }
-    table->bucket[i] = NULL;
-  }
-  table->plans = table->bytes = 0;
+  for (int i = 0; i < BUCKETS; i++)
+    while (table->bucket[i]) drop(table, &table->bucket[i]);
 }
 
 void plans_free(plan_table *table) {
@@ -85,10 +92,6 @@ plan *plans_find(plan_table *table, const plan_key *key) {
   return at;
 }
 
-static size_t bytes_of(const plan *p) {
-  return sizeof *p + p->key_bytes + p->begin_bytes + p->rest_bytes + p->inputs * sizeof *p->input + p->outputs * sizeof *p->output;
-}
-
 void plans_add(plan_table *table, plan *added) {
   const uint8_t *const caller = added->key + added->key_bytes - added->caller_bytes, *const tenant = caller - added->tenant_bytes;
   const plan_key key = {.part = {added->key, NULL, tenant, caller},
@@ -97,11 +100,7 @@ void plans_add(plan_table *table, plan *added) {
   plan **at = &table->bucket[added->hash % BUCKETS];
   while (*at && ((*at)->hash != added->hash || !matches(*at, &key))) at = &(*at)->next;
   if (*at) {
-    plan *old = *at;
-    *at = old->next;
-    table->plans--;
-    table->bytes -= bytes_of(old);
-    plan_release(old);
+    drop(table, at);
   } else if (table->plans >= MOST_PLANS || table->bytes + bytes_of(added) > MOST_BYTES) {
     drop_all(table); /* heads that are in use come back with their next request */
   }
@@ -116,6 +115,17 @@ void plans_add(plan_table *table, plan *added) {
 void plans_clear(plan_table *table) {
   pthread_mutex_lock(&table->lock);
   drop_all(table);
+  pthread_mutex_unlock(&table->lock);
+}
+
+void plans_clear_tenant(plan_table *table, int32_t tenant) {
+  pthread_mutex_lock(&table->lock);
+  for (int i = 0; i < BUCKETS; i++)
+    for (plan **at = &table->bucket[i]; *at;)
+      if ((*at)->tenant == tenant)
+        drop(table, at);
+      else
+        at = &(*at)->next;
   pthread_mutex_unlock(&table->lock);
 }
 

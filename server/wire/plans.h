@@ -66,6 +66,8 @@ plan *plans_find(plan_table *table, const plan_key *key);
 /* Adds a plan, whose reference becomes the table's, in place of one with the same key. */
 void plans_add(plan_table *table, plan *added);
 void plans_clear(plan_table *table);
+/* Those for the tenant with this number alone. */
+void plans_clear_tenant(plan_table *table, int32_t tenant);
 
 /* A plan with copies of everything; NULL without memory. Descriptors are duplicated, and closed with the plan. */
 plan *plan_new(const plan_key *key, const plan *values);

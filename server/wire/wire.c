@@ -205,6 +205,7 @@ EXPORT uint64_t wire_id_bytes(const uint8_t *json, uint64_t json_bytes) {
 }
 
 EXPORT void wire_clear_plans(wire *of) { plans_clear(of->plans); }
+EXPORT void wire_clear_plans_of(wire *of, int32_t tenant) { plans_clear_tenant(of->plans, tenant); }
 
 /* Whether every request with a plan has to say who asks, as the one did by which the plan was learnt. */
 EXPORT void wire_name_callers(wire *of, int names) { atomic_store(&of->names_callers, names); }

@@ -254,7 +254,7 @@ def _load_worker(channel: Channel[ToWorker], cell: WorkerCell, bell: int, pool_f
     os.close(pool_fd)
     done = None if load.lanes is None else DoneQueries(load.lanes)
     threads = PinnedThreads(load.cores)  # before any library with kernels is loaded
-    models = WorkerModels(pool)
+    models = WorkerModels(pool, load.load_share)
     for spec in load.tenants:
         models.load(spec, load.artifacts[spec.digest])
     gc.collect()

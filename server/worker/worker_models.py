@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from veltair.errors import VeltairError
+from veltair.machine.load_pace import LoadPace, PacedLoad, WorkerTimes
 from veltair.machine.malloc import return_free_memory
 from veltair.server.ipc.messages import (
     ModelChange,
@@ -50,8 +51,9 @@ class WorkerModels:
         models.executor(spec.number).bind(batch, inputs, outputs)
     """
 
-    def __init__(self, pool: TensorPool) -> None:
-        self.pool = pool
+    def __init__(self, pool: TensorPool, load_share: float = 1.0) -> None:
+        """`load_share`: of a core, for loading beside workers that compute."""
+        self.pool, self._load_share = pool, load_share
         self._models: dict[int, LoadedModel] = {}
         # Open for as long as their libraries are loaded: these have the names of their descriptors (`load_library`).
         self._artifacts = OpenArtifacts()
@@ -59,15 +61,19 @@ class WorkerModels:
     def executor(self, tenant: int) -> Executor:
         return self._models[tenant].executor
 
-    def load(self, spec: TenantSpec, descriptors: Sequence[int]) -> None:
-        """Load a model and run all of it once. Takes the descriptors of its artifact over. Raises ArtifactError."""
+    def load(self, spec: TenantSpec, descriptors: Sequence[int], paced: PacedLoad | None = None) -> None:
+        """Load a model, run all of it once, and compare its answer with the one that the artifact holds.
+
+        Takes the descriptors of its artifact over. `paced`: where others are served meanwhile. Raises ArtifactError.
+        """
+        from veltair.profiles.runtime.answer_check import check_answer
         from veltair.profiles.runtime.executor import Executor
 
         artifact = self._artifacts.add(spec, descriptors)
         executor = next((model.executor for model in self._models.values() if model.digest == spec.digest), None)
         if executor is None:
-            executor = Executor(artifact)
-            warm_up(executor)
+            executor = Executor(artifact, paced.pause if paced else None)
+            check_answer(artifact.path, executor, paced.pause_running if paced else None)
         self.pool.add(spec.number, artifact.manifest, spec.offset)
         self._models[spec.number] = LoadedModel(spec.digest, executor)
 
@@ -91,7 +97,8 @@ class WorkerModels:
     def _try_to_load(self, spec: TenantSpec, descriptors: Sequence[int]) -> tuple[str, str] | None:
         """Returns the kind of the error and its text where the model cannot be loaded."""
         try:
-            self.load(spec, descriptors)
+            paced = PacedLoad(LoadPace(self._load_share), WorkerTimes(lambda: [os.getppid()]))
+            self.load(spec, descriptors, paced)
         except VeltairError as error:
             failure = type(error).__name__, str(error)
         except Exception as error:  # a library that lacks a symbol, a kernel that rejects its arguments, …
@@ -110,21 +117,3 @@ class WorkerModels:
 def _stand_back(cores: tuple[int, ...]) -> None:
     os.sched_setaffinity(0, cores)  # the worker's main thread stays on one core, and that is inherited
     let_others_first()
-
-
-def warm_up(executor: Executor) -> None:
-    """Run every version of every layer once: page faults, lazy symbols and TVM's first launch happen here."""
-    from veltair.profiles.runtime.executor import aligned_zeros
-    from veltair.profiles.runtime.onnx_layers import on_drawn_inputs
-
-    manifest = executor.manifest
-    inputs = [aligned_zeros(port.at(1), port.dtype) for port in manifest.input_tensors]
-    outputs = [aligned_zeros(port.at(1), port.dtype) for port in manifest.outputs]
-    for array, port in zip(inputs, manifest.input_tensors, strict=True):
-        if port.low is not None and port.low > 0:
-            array.fill(port.low)
-    run = executor.bind(1, inputs, outputs)
-    with on_drawn_inputs():
-        for index, layer in enumerate(manifest.layers):
-            for version in range(len(layer.versions)):
-                run.layer(index, version)

@@ -67,11 +67,32 @@ def test_one_wrong_version_is_found_out(image: tuple[Path, Path, Artifact], tmp_
     assert not any(text.startswith("layer first") for text in facts["mismatches"])
 
 
+def test_another_answer_than_the_artifact_holds(image: tuple[Path, Path, Artifact], tmp_path: Path, told: Told) -> None:
+    _, model, made = image
+    answer = made.manifest.answer
+    assert answer is not None
+    (first, *others) = answer.outputs
+    values = (1 + (first.values[0] or 0), *first.values[1:])
+    changed = msgspec.structs.replace(answer, outputs=(msgspec.structs.replace(first, values=values), *others))
+    with write_artifact(tmp_path / "other") as draft:
+        manifest = msgspec.structs.replace(made.manifest, answer=changed)
+        (draft / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+        for name in (KERNELS, WEIGHTS):
+            (draft / name).write_bytes((made.path / name).read_bytes())
+    _, output, _ = told("verify", tmp_path / "other", model, "--json")
+    mismatches = json.loads(output)["mismatches"]
+    assert mismatches and all(text.startswith("off the answer that the artifact holds: output ") for text in mismatches)
+
+
 def test_inspect_tells_every_version(image: tuple[Path, Path, Artifact], told: Told) -> None:
     folder, _, made = image
     facts = json.loads(run(folder, "inspect", folder / "out", "--json").stdout)
     assert facts["model"] == "tiny"
     assert facts["environment"]["cpu"] == made.manifest.environment["cpu"]
+    answer = made.manifest.answer
+    assert answer is not None
+    count = sum(len(output.values) for output in answer.outputs)
+    assert facts["answer"] == {"tolerance": answer.tolerance, "compared": count, "left_out": 0}
     for layer, entry in zip(facts["layers"], made.manifest.layers, strict=True):
         assert (layer["name"], layer["op"]) == (entry.name, entry.op)
         for line, version in zip(layer["versions"], entry.versions, strict=True):
@@ -79,4 +100,5 @@ def test_inspect_tells_every_version(image: tuple[Path, Path, Artifact], told: T
             assert line["origin"] == version.origin != ""
             assert line["latency_ns"] == [[list(row) for row in rows] for rows in version.latency_ns]
     _, table, _ = told("inspect", folder / "out")
+    assert f"a load compares {count} values of its answer" in table
     assert all(entry.name in table for entry in made.manifest.layers)

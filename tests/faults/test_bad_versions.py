@@ -55,12 +55,31 @@ def shorten_weights(folder: Path) -> None:
     change_manifest(folder, weights_digest=hashlib.sha256(content).hexdigest())
 
 
+def exchange_weights(folder: Path) -> None:
+    """By those of another network of the same shape, with the digest that fits: all layers' in reverse."""
+    content = np.fromfile(folder / WEIGHTS, np.float32)[::-1].tobytes()
+    (folder / WEIGHTS).write_bytes(content)
+    change_manifest(folder, weights_digest=hashlib.sha256(content).hexdigest())
+
+
+def misdirect_version(folder: Path) -> None:
+    """One code version of one layer reads another layer's weights: all others compute what they should."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    version = manifest["layers"][1]["versions"][1]
+    weight = version["arguments"][1]
+    manifest["buffers"].append(manifest["buffers"][weight] | {"offset": 0})
+    version["arguments"][1] = len(manifest["buffers"]) - 1
+    change_manifest(folder, **manifest)
+
+
 # What is done to the artifact, and what the error names.
 BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "manifest truncated": (truncate_manifest, MANIFEST),
     "weights flipped": (flip_weights, f"{WEIGHTS}: truncated or altered"),
     "weights short": (shorten_weights, "(weight) ends at 2048, past 64"),
     "library no ELF": (replace_library, "cannot be loaded"),
+    "weights exchanged": (exchange_weights, "output y, code versions 0: found "),
+    "one version wrong": (misdirect_version, "output y, code versions 1: found "),
     "another CPU's": (lambda folder: change_manifest(folder, features=["no_such_isa"]), "no_such_isa"),
     "another schema": (lambda folder: change_manifest(folder, schema=99), "artifact schema 99, this version reads"),
 }
@@ -77,7 +96,7 @@ def load(daemon: Daemon) -> tuple[int, str]:
 
 
 def test_a_bad_version_leaves_the_old_one_serving(rounds: Rounds, artifacts: Path, tmp_path: Path) -> None:
-    """A new version is broken in six ways: the old one serves bit by bit as before, and the error names the fault."""
+    """A new version is broken in eight ways: the old one serves bit by bit as before, and the error names the fault."""
     repository = tmp_path / "models"
     shutil.copytree(artifacts / "mlp", repository / "mlp" / "1")
     text = configuration(tmp_path, repository=str(repository), model_control=True)
@@ -102,11 +121,11 @@ def test_a_bad_version_leaves_the_old_one_serving(rounds: Rounds, artifacts: Pat
 
 
 def test_a_bad_artifact_is_no_start(rounds: Rounds, artifacts: Path, tmp_path: Path) -> None:
-    """The daemon is started with an artifact broken in one of six ways: exit code 2, and a last line that names it."""
+    """The daemon is started with an artifact broken in one of eight ways: exit code 2, and a last line that says so."""
     with no_shared_memory_left():
-        chosen = rounds(quick=2, full=60)
+        chosen = rounds(quick=3, full=60)
         for number in chosen:
-            spoil, says = list(BAD.values())[number % len(BAD) if len(chosen) > 2 else 2 * number + 1]
+            spoil, says = list(BAD.values())[number % len(BAD) if len(chosen) > 3 else 2 * number + 1]
             shutil.copytree(artifacts / "mlp", tmp_path / "models" / "mlp")
             spoil(tmp_path / "models" / "mlp")
             process = serve(tmp_path, configuration(tmp_path / "models", "mlp"))

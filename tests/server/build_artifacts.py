@@ -29,6 +29,7 @@ from veltair.machine.isa import tvm_target
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import KERNELS, MANIFEST, WEIGHTS, file_digest, write_artifact
 from veltair.profiles.artifact.manifest import SCHEMA, Buffer, LayerEntry, Manifest, PackedLocation, Port, VersionEntry
+from veltair.profiles.runtime.answer_check import store_answer
 
 LAYERS = 64
 MLP = (16, 32, 32, 8)
@@ -169,6 +170,7 @@ def write(final: Path, kernels: list[Any], weights: np.ndarray[Any, Any], **mani
             **manifest,
         )
         (draft / MANIFEST).write_bytes(msgspec.json.encode(content))
+        store_answer(draft)
 
 
 def mlp_weights() -> list[np.ndarray[Any, Any]]:
@@ -205,9 +207,10 @@ def build_mlp(final: Path) -> None:
     )
 
 
-def build_chain(final: Path, kernel: Any, count: int, batches: tuple[int, ...] = (1,)) -> None:
+def build_chain(final: Path, kernel: Any, count: int, batches: tuple[int, ...] = (1,), low: int | None = None) -> None:
+    """`low`: the least number of turns, with which a model that fails or crashes does neither."""
     shape = (1,) if len(batches) == 1 else (-1, 1)
-    ports = (Port("turns", "int32", shape), Port("seed", "int32", shape))
+    ports = (Port("turns", "int32", shape, low), Port("seed", "int32", shape))
     buffers = [Buffer("input", "int32", shape, 0), Buffer("input", "int32", shape, 1)]
     buffers += [Buffer("output", "int32", shape, 0)]
     buffers += [Buffer("arena", "int32", shape, 64 * i) for i in range(count - 1)]
@@ -266,8 +269,8 @@ def main(folder: Path) -> None:
     build_mlp(folder / "mlp")
     build_chain(folder / "spin", spin, LAYERS)
     build_chain(folder / "spins", spins, LAYERS, (1, 4))
-    build_chain(folder / "brittle", brittle, LAYERS)
-    build_chain(folder / "crash", crash, 2)
+    build_chain(folder / "brittle", brittle, LAYERS, low=0)
+    build_chain(folder / "crash", crash, 2, low=0)
     build_words(folder / "words")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from veltair.commands.usage import snippets
 from veltair.config import ServerConfig
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
+from veltair.profiles.artifact.manifest import ExpectedAnswer
 from veltair.terminal import Column, ResultTable, result_console
 
 
@@ -41,6 +42,9 @@ def describe(found: Artifact) -> dict[str, Any]:
         "precision": manifest.precision,
         "tables": manifest.tables,
         "tables_error": manifest.tables_error,
+        "answer": None
+        if manifest.answer is None
+        else {"tolerance": manifest.answer.tolerance, **_counts(manifest.answer)},
         "qos_ns": manifest.qos_ns,
         "batches": manifest.batches,
         "levels": manifest.levels,
@@ -93,6 +97,7 @@ def _print(found: Artifact) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    console.print(_describe_answer(manifest.answer), highlight=False, soft_wrap=True)
     cores = len(manifest.layers[0].versions[0].latency_ns[0][0]) if manifest.layers else 0
     for line in found.summary().splitlines()[2:]:
         console.print(line, markup=False, soft_wrap=True)
@@ -129,6 +134,20 @@ def _print(found: Artifact) -> None:
         f"\nOnce it is served (veltair serve {shlex.quote(str(found.path))}):\n", markup=False, soft_wrap=True
     )
     console.print(snippets(manifest.model, manifest, server.http, server.grpc), markup=False, soft_wrap=True)
+
+
+def _counts(answer: ExpectedAnswer) -> dict[str, int]:
+    """How many values of the outputs are compared at every load, and how many of those chosen are not."""
+    values = [value for output in answer.outputs for value in output.values]
+    return {"compared": len(values) - values.count(None), "left_out": values.count(None)}
+
+
+def _describe_answer(answer: ExpectedAnswer | None) -> str:
+    if answer is None:
+        return "it holds no answer, so a load compares nothing; compile it again"
+    counts = _counts(answer)
+    left = f", {counts['left_out']} left out, on which its versions disagree" if counts["left_out"] else ""
+    return f"a load compares {counts['compared']} values of its answer, to {answer.tolerance:g} of the largest{left}"
 
 
 def _shown(cores: int) -> list[int]:

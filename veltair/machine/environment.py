@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import asdict
 from importlib import metadata
+from typing import Any
 
 from veltair.machine.isa import cpu_features, cpu_name
 from veltair.machine.memory import memory_bytes
@@ -31,3 +33,11 @@ def describe_environment() -> Environment:
         python=platform.python_version(),
         versions=versions,
     )
+
+
+def flat_facts(environment: Environment) -> dict[str, str]:
+    """An environment as the manifest holds it: text by name."""
+    facts: dict[str, Any] = asdict(environment)
+    versions: dict[str, str] = facts.pop("versions")
+    flat = {k: " ".join(map(str, v)) if isinstance(v, tuple | list) else str(v) for k, v in facts.items()}
+    return flat | versions

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from model_versions import broken
+from model_versions import altered, broken
 
 from veltair.errors import ArtifactError
 from veltair.profiles.artifact.artifact_folder import WEIGHTS
@@ -65,6 +65,22 @@ def test_a_loader_that_was_killed_comes_back_with_the_next_load(artifacts: Path)
             artifact = await loader.load(artifacts / "mlp")
             assert os.sched_getscheduler(loader._process.pid) == os.SCHED_IDLE  # others still come first
             await loader.release(artifact)
+        finally:
+            loader.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_artifact_without_an_answer_is_held_and_the_log_says_so(
+    artifacts: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> None:
+        loader = ArtifactLoader(hung_s=60.0)
+        try:
+            await loader.load(artifacts / "mlp")
+            assert capfd.readouterr().err == ""
+            await loader.load(altered(artifacts / "mlp", tmp_path / "old", answer=None))
+            assert "old holds no answer" in capfd.readouterr().err
         finally:
             loader.close()
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from in_process_front import MANIFEST
 
@@ -12,8 +13,9 @@ from veltair.server.repository.served_tenant import ServedTenant
 from veltair.types import QoSTarget
 
 
-def served(name: str, version: str) -> ServedTenant:
-    artifact = SealedArtifact(Path(), MANIFEST, "", SealedFiles(-1, -1, -1))
+def served(name: str, version: str, model: str = "sums") -> ServedTenant:
+    manifest = msgspec.structs.replace(MANIFEST, model=model)
+    artifact = SealedArtifact(Path(), manifest, "", SealedFiles(-1, -1, -1))
     return ServedTenant(name, version, artifact, QoSTarget(10), 1, batching=False)
 
 
@@ -52,3 +54,14 @@ def test_a_models_own_name_serves_where_one_tenant_has_it() -> None:
     assert live.resolve("sums", tenant="b").name == "b"
     with pytest.raises(UnknownModelError, match="no tenant 'c' serves"):
         live.resolve("sums", tenant="c")
+
+
+def test_whose_requests_change_with_a_version() -> None:
+    """Those of its tenant, and of tenants that share a name or a model with it."""
+    one, two, other = served("a", "1"), served("a", "2"), served("b", "1", model="others")
+    live = LiveModels([one, two, other])
+    assert live.competing(two) == [one, two]
+    assert live.competing(served("c", "1", model="new")) == []
+    assert set(live.competing(served("c", "1"))) == {one, two}  # "sums" means neither from then on
+    assert live.competing(served("others", "1", model="new")) == [other]  # "others" has meant the model of b so far
+    assert set(live.competing(served("a", "3", model="others"))) == {one, two, other}
