@@ -11,6 +11,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from veltair.compiler.features.feature_description import ColumnInput
+from veltair.compiler.features.from_onnx.hash_buckets import is_hash, with_known_shape
 from veltair.compiler.features.from_onnx.safety_steps import nodes_needed
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.errors import ModelError
@@ -126,7 +127,8 @@ def infer_shapes(proto: onnx.ModelProto) -> dict[str, list[int]]:
         if tensor.name not in listed
     ]
     outline = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
-    outline.graph.CopyFrom(helper.make_graph(graph.node, graph.name or "g", inputs, graph.output, small))
+    nodes = [with_known_shape(node) if is_hash(node) else node for node in graph.node]
+    outline.graph.CopyFrom(helper.make_graph(nodes, graph.name or "g", inputs, graph.output, small))
     found = onnx.shape_inference.infer_shapes(outline, data_prop=True).graph
     return {
         value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
