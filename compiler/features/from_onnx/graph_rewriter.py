@@ -11,7 +11,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from veltair.compiler.features.feature_description import ColumnInput
-from veltair.compiler.features.from_onnx.hash_buckets import is_hash, with_known_shape
+from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW
+from veltair.compiler.features.from_onnx.hash_buckets import is_hash
 from veltair.compiler.features.from_onnx.safety_steps import nodes_needed
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.errors import ModelError
@@ -127,7 +128,7 @@ def infer_shapes(proto: onnx.ModelProto) -> dict[str, list[int]]:
         if tensor.name not in listed
     ]
     outline = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
-    nodes = [with_known_shape(node) if is_hash(node) else node for node in graph.node]
+    nodes = [_with_known_shape(node) for node in graph.node]
     outline.graph.CopyFrom(helper.make_graph(nodes, graph.name or "g", inputs, graph.output, small))
     found = onnx.shape_inference.infer_shapes(outline, data_prop=True).graph
     return {
@@ -135,3 +136,12 @@ def infer_shapes(proto: onnx.ModelProto) -> dict[str, list[int]]:
         for value in (*found.value_info, *found.input, *found.output)
         if value.type.tensor_type.HasField("shape")
     }
+
+
+def _with_known_shape(node: onnx.NodeProto) -> onnx.NodeProto:
+    """The node; for an operator that ONNX does not know, one whose output has the same type and shape."""
+    if is_hash(node):
+        return helper.make_node("Cast", node.input[:1], node.output, node.name, to=TensorProto.INT64)
+    if node.op_type == TENSORFLOW:
+        return helper.make_node("Cast", node.input[:1], node.output, node.name, to=TensorProto.INT32)
+    return node

@@ -7,7 +7,7 @@ texts and the number of buckets, as a constant.
 from __future__ import annotations
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from veltair.compiler.features.from_onnx.key_sources import KeySource, find_key_source
 from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
@@ -54,8 +54,3 @@ def find_hashed(node: onnx.NodeProto, graph: OnnxGraphIndex) -> KeySource:
     if source.parts:
         raise graph.error(node, "hashes what StringConcat or StringNormalizer makes; expected an input of the model")
     return source
-
-
-def with_known_shape(node: onnx.NodeProto) -> onnx.NodeProto:
-    """A node whose output has the same type and shape, for a shape inference that knows no contributed operators."""
-    return helper.make_node("Cast", node.input[:1], node.output, node.name, to=TensorProto.INT64)

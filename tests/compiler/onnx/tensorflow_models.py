@@ -40,6 +40,13 @@ def main() -> None:
         inputs = [age, city, item]
         columns = [age, embedded(keras.layers.Hashing(20)(city), 20), embedded(keras.layers.Hashing(50)(item), 50)]
         feeds = {"city": np.array(texts, object)[:, None], "item": chance.integers(-(1 << 40), 1 << 40, (ROWS, 1))}
+    elif kind == "layers":
+        city = keras.Input((1,), name="city", dtype="string")
+        words = keras.layers.StringLookup(vocabulary=["Rome", "Oslo", "Zürich"])
+        edges = keras.layers.Discretization(bin_boundaries=[-0.5, 0.0, 1.0])
+        inputs = [age, city]
+        columns = [embedded(edges(age), 4), embedded(words(city), 5)]
+        feeds = {"city": np.array(texts, object)[:, None]}
     else:
         raise SystemExit(f"no model {kind}")
     feeds["age"] = chance.standard_normal((ROWS, 1)).astype(np.float32)
