@@ -21,6 +21,7 @@ from veltair.compiler.embedding.table_storage import LAYER_TOLERANCE, TableStora
 from veltair.compiler.features.description_file import load_description as load_features
 from veltair.compiler.features.feature_model import FeatureModel, join_features
 from veltair.compiler.features.feature_reference import reference_inputs as columns_of
+from veltair.compiler.features.from_onnx.standard_copy import HashedIds, standard_copy
 from veltair.compiler.features.random_features import draw_features
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.recommendation import LookupFamily, LookupParameters
@@ -160,7 +161,8 @@ def _compare(
     """`wide`: the same layers with tables in fp32."""
     from veltair.profiles.runtime.executor import Executor, aligned_zeros
 
-    manifest, session, activations = found.manifest, _session(model.path), find_probabilities(model)
+    manifest, activations = found.manifest, find_probabilities(model)
+    session, hashed = _session(model.path)
     executor = Executor(found)
     batches = tuple(sorted({1, min(3, manifest.max_batch), manifest.max_batch}))
     versions = sum(len(layer.versions) for layer in manifest.layers)
@@ -179,6 +181,7 @@ def _compare(
                 for value in session.get_inputs()
                 if value.name in computed
             }
+            feeds |= {ids.name: ids.values(raw[ids.source.name]) for ids in hashed}
         try:
             expected: Arrays = session.run([port.name for port in manifest.outputs], feeds)
         except Exception as error:  # ONNX Runtime raises its own types
@@ -245,13 +248,20 @@ def _compare_stored_rows(
                 )
 
 
-def _session(model: Path) -> Any:
+def _session(model: Path) -> tuple[Any, list[HashedIds]]:
+    """ONNX Runtime with the model, and the inputs that stand for hashes, which ONNX does not have."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    copy = standard_copy(model)
+    source: str | bytes = str(model)
+    if copy is not None:
+        source = copy[0].SerializeToString()
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(model.parent))
     try:
-        return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return session, copy[1] if copy else []
     except Exception as error:  # ONNX Runtime raises its own types
         raise ModelError(f"{model}: ONNX Runtime cannot load it: {error}") from None
 
