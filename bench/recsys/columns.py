@@ -252,7 +252,7 @@ class Comparison:
                 *["tensorflow_ms"] * bool(self._peer),
             ]
             found[str(batch)] = dict(zip(keys, medians, strict=True)) | {"point": best, "points_ms": alone}
-            ratios = " ".join(f"{value / medians[0]:.1f}x" for value in medians[1:])
+            ratios = " ".join(f"{value / medians[0]:.1f}x" for value in medians[2:])
             print(batch, *(f"{k} {v:.3f}" for k, v in zip(keys, medians, strict=True)), ratios, best, flush=True)
         return found
 
