@@ -50,7 +50,7 @@ def test_a_peer_that_uses_its_threads_keeps_one_request() -> None:
     assert peer_ms(times, 8, 1, ("e", "p")) == 10.0
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("engine", ["onnxruntime"])
 def test_an_engine_takes_two_requests_at_once(engine: str, tmp_path: Path) -> None:
     case = one_hot_sum(6, 3, 5, 10)
     onnx.save(case.model, tmp_path / "model.onnx")
