@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
+from bench.at_once import fairest_ms
 from bench.paths import RESULTS
+from bench.recsys.embedding_tables import SHAPES
 
-LOWER_LIMIT = {"veltair": "veltair", "fbgemm": "FBGEMM", "torch": "torch", "limit": "limit"}
+LOOKUP_PEERS = {"fbgemm": "FBGEMM", "torch": "torch"}
 COLUMN_SETS = {
     "recom-e": "RECom E's 1000 columns",
     "history": "12 history strings a row",
@@ -34,29 +36,43 @@ def lookups() -> str:
     for name, found in tables.items():
         if isinstance(found, dict) and "gb_s" in found:
             shape, _, threads = name.rpartition(", ")
-            speeds = [f"{found['gb_s'][key]:.1f}" for key in LOWER_LIMIT]
-            over = found["gb_s"]["veltair"] / found["gb_s"]["fbgemm"]
-            rows.append([shape, threads.split()[0], *speeds, f"{over:.2f}x", f"{found['of_limit']:.0%}"])
-    return markdown_table(["GB/s", "threads", *LOWER_LIMIT.values(), "over FBGEMM", "of the limit"], rows)
+            ms = found["ms"]
+            on_one = tables[f"{shape}, 1 threads"]["ms"]
+            peers = {key: fairest_ms(on_one[key], ms[key], ms.get(f"{key}_at_once")) for key in LOOKUP_PEERS}
+            moved = ms["veltair"] * found["gb_s"]["veltair"]  # MB
+            speeds = [moved / value for value in (ms["veltair"], *peers.values(), ms["rows_read"])]
+            factors = [f"{peers['fbgemm'] / ms['veltair']:.2f}x", f"{found['over_rows_read']:.2f}x"]
+            rows.append([shape, threads.split()[0], *(f"{speed:.1f}" for speed in speeds), *factors])
+    names = ["veltair", *LOOKUP_PEERS.values(), "rows only read"]
+    table = markdown_table(["GB/s", "threads", *names, "over FBGEMM", "over rows only read"], rows)
+    share = tables["bytes_in_large_pages"] / tables["bytes"]
+    return f"{table}\n\n{share:.0%} of the tables lay in pages of 2 MB."
 
 
 def storages() -> str:
-    found = _read("ember")["storages"]
-    rows = [
-        [threads.split()[0], *(f"{value:.1f}" for value in found[threads].values())]
-        for threads in found
-        if threads != "shape"
-    ]
-    return markdown_table(["threads", "fp32", "fp16", "int8"], rows)
+    """Narrower rows against the faster of the two fp32 figures of the same shape in the file."""
+    measured = _read("ember")
+    found, tables = measured["storages"], measured["tables"]
+    rows = []
+    for threads in (name for name in found if name.endswith(" threads")):
+        ms = dict(found[threads])
+        ms["fp32"] = min(ms["fp32"], tables[f"{next(iter(SHAPES))}, {threads}"]["ms"]["veltair"])
+        times = [f"{value:.1f}" for value in ms.values()]
+        rows.append([threads.split()[0], *times, *(f"{ms['fp32'] / ms[key]:.2f}x" for key in ("fp16", "int8"))])
+    table = markdown_table(["threads", "fp32", "fp16", "int8", "fp16's gain", "int8's gain"], rows)
+    shares = [f"{name} {share:.0%}" for name, share in found.get("in_large_pages", {}).items()]
+    return f"{table}\n\nIn pages of 2 MB: {', '.join(shares)}." if shares else table
 
 
 def fusions() -> str:
     rows = []
     for row in _read("atrec")["rows"]:
         ours = min(row["fused_us"], row.get("hoisted_us", row["fused_us"]))
-        factors = [f"{row[key] / ours:.1f}x" for key in ("unfused_us", "onnxruntime_us")]
+        keys = ("unfused_us", "onnxruntime_us", "scatter_add_us", "bincount_us", "tensorflow_us")
+        factors = [f"{row[key] / ours:.1f}x" if key in row else "" for key in keys]
         rows.append([row["kind"], row["case"], row["threads"], f"{ours / 1000:.3f}", *factors])
-    return markdown_table(["fusion", "subgraph", "threads", "ms", "unfused", "ONNX Runtime"], rows)
+    peers = ["unfused", "ONNX Runtime", "scatter-add", "bincount", "TensorFlow"]
+    return markdown_table(["fusion", "subgraph", "threads", "ms", *peers], rows)
 
 
 def feature_columns() -> str:
@@ -64,10 +80,13 @@ def feature_columns() -> str:
     rows = []
     for key, title in COLUMN_SETS.items():
         for batch, times in found[key].items():
-            ours = times["veltair_ms"]
-            factors = [f"{times[k] / ours:.1f}x" if k in times else "" for k in ("onnxruntime_ms", "tensorflow_ms")]
-            rows.append([title, batch, f"{ours:.2f}", *factors])
-    return markdown_table(["columns", "rows", "ms", "ONNX Runtime", "TensorFlow"], rows)
+            ours = [times.get(key) for key in ("veltair_ms", "veltair_request_ms")]
+            peers = [times.get(key) for key in ("onnxruntime_ms", "tensorflow_ms")]
+            factors = [f"{peer / mine:.1f}x" if peer and mine else "" for peer in peers for mine in ours]
+            rows.append([title, batch, *(f"{mine:.2f}" if mine else "" for mine in ours), *factors])
+    header = ["packed, ms", "from the request, ms"]
+    header += [f"{peer} over {ours}" for peer in ("ONNX Runtime", "TensorFlow") for ours in ("packed", "request")]
+    return markdown_table(["columns", "rows", *header], rows)
 
 
 def stitching() -> str:
@@ -122,7 +141,7 @@ def simulator() -> str:
 
 
 def recom_e_gains(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many times faster RECom's E is in bfloat16 than its peers in fp32."""
+    """How many times faster RECom's E is than its peers, each in the peer's precision."""
     times = {(row["batch"], row["threads"], row["engine"], row["precision"], row.get("only")): row for row in rows}
 
     def ms(batch: int, threads: int, engine: str, precision: str = "fp32", only: str | None = None) -> float:
@@ -132,12 +151,14 @@ def recom_e_gains(rows: Sequence[Mapping[str, Any]]) -> str:
     for batch in sorted({row["batch"] for row in rows}):
         row = [str(batch)]
         for threads in (1, 2):
-            ours = ms(batch, threads, "veltair", "bf16")
+            ours = ms(batch, threads, "veltair")
             towers = ms(batch, threads, "onnxruntime", only="towers")
             both = ms(batch, threads, "tensorflow", only="columns") + towers
-            row += [f"{ms(batch, threads, 'onnxruntime') / ours:.1f}x", f"{both / ours:.1f}x"]
+            narrow = ms(batch, threads, "openvino", "default") / ms(batch, threads, "veltair", "bf16")
+            row += [f"{ms(batch, threads, 'onnxruntime') / ours:.1f}x", f"{both / ours:.1f}x", f"{narrow:.1f}x"]
         cells.append(row)
-    header = ["RECom's E in bfloat16: rows"]
+    header = ["RECom's E: rows"]
     for threads in ("1 thread", "2 threads"):
-        header += [f"over ONNX Runtime, {threads}", f"over TensorFlow + ONNX Runtime, {threads}"]
+        header += [f"over ONNX Runtime, fp32, {threads}", f"over TensorFlow + ONNX Runtime, fp32, {threads}"]
+        header += [f"over OpenVINO, bfloat16, {threads}"]
     return markdown_table(header, cells)

@@ -1,79 +1,57 @@
-"""Measures every committed result again, then writes `docs/measurements.md` from the results.
+"""Measures every committed result again, then writes the pages, tables and figures that are made from the results.
 
-    python -m bench.run [--only kernels|recsys|scheduler|mixes|way] [--triton-python PATH]
+    python -m bench.run [--only PART …] [--list] [--triton-python PATH] [--tensorflow PATH] [--torch PATH]
+        [--results DIR] [--work DIR]
 
-`way` needs the demo's artifacts (`make demo` first); the other parts build and compile the models that they need.
-Triton is among the peers where `--triton-python` says which Python has it. Run it on a machine that does nothing else:
-the mixes take an hour each on 2 cores.
+Parts: see `bench.parts`; `--list` prints their commands and measures nothing. `way`, `loads` and `overload` need the
+demo's artifacts (`make demo` first); the other parts build and compile the models that they need. Peers that want a
+Python of their own (Triton, TensorFlow, torch with FBGEMM) take part where an option says which has them. Run it on a
+machine that does nothing else: the mixes take an hour each on 2 cores, `faults` and `fuzz` a night.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from bench import tables
-from bench.paths import RESULTS, ROOT, SCENARIOS
+from bench.parts import PARTS, Command, Settings
+from bench.paths import RESULTS, ROOT
 from bench.serving import triton
 
-MIXES = ("vision", "demo", "recsys")  # of scenarios/
+PAGES: Sequence[Command] = (("bench.tables",), ("bench.readme_table",), ("bench.serving.peak_figure",))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {
-        "kernels": measure_networks,
-        "recsys": measure_recommenders,
-        "scheduler": measure_scheduler,
-        "mixes": measure_mixes,
-        "way": measure_way,
-    }
-    parser.add_argument("--only", choices=parts)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help="default: all")
+    parser.add_argument("--list", action="store_true", help="print the commands and run none")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of this machine's results")
+    parser.add_argument("--work", type=Path, default=ROOT / ".build" / "bench", help="where benches keep their kernels")
+    parser.add_argument("--tensorflow", metavar="PATH", help="a Python with TensorFlow")
+    parser.add_argument("--torch", metavar="PATH", help="a Python with torch and fbgemm-gpu-cpu")
     triton.add_argument(parser)
     args = parser.parse_args()
-    peers = ["--triton-python", args.triton_python] if args.triton_python else []
-    RESULTS.mkdir(exist_ok=True)
-    for name, measure in parts.items():
-        if args.only in (None, name):
-            print(f"== {name}", flush=True)
-            measure(peers)
-    tables.write()
-    return 0
+    settings = Settings(args.results.resolve(), args.work.resolve(), args.triton_python, args.tensorflow, args.torch)
+    failed: list[str] = []
+    for name in args.only:
+        print(f"== {name}", flush=True)
+        for command in PARTS[name].commands(settings):
+            failed += [name] if not _run(command, args.list) and name not in failed else []
+    for command in PAGES:
+        _run(command, args.list)
+    if failed:
+        print(f"did not reach their bars, or did not run: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
 
 
-def measure_networks(_: Sequence[str]) -> None:
-    _run("bench.kernels.networks", "--again")
-
-
-def measure_recommenders(_: Sequence[str]) -> None:
-    _run("bench.recsys.models", "--again")
-
-
-def measure_scheduler(_: Sequence[str]) -> None:
-    found = json.loads(_run("bench.paper.scheduling_cost", capture=True))
-    (RESULTS / "scheduler.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-
-
-def measure_mixes(peers: Sequence[str]) -> None:
-    """The greatest load of each mix with every tenant's QoS held, by this daemon and by its peers."""
-    for name in MIXES:
-        _run("bench.serving.mix", str(SCENARIOS / f"{name}.toml"), "--again", *peers)
-
-
-def measure_way(peers: Sequence[str]) -> None:
-    """What the way of a query costs, in this daemon and in its peer, and what the front side carries."""
-    _run("bench.serving.way", "--again", *peers)
-    _run("bench.serving.fronts")
-
-
-def _run(module: str, *arguments: str, capture: bool = False) -> str:
-    """Runs a bench; returns what it prints where that is captured."""
-    command: Sequence[str] = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE if capture else None, text=True, cwd=ROOT)
-    return done.stdout or ""
+def _run(command: Command, only_print: bool) -> bool:
+    """Whether the bench ended well; one that missed its bar has written its results all the same."""
+    print(f"python -m {shlex.join(command)}", flush=True)
+    return only_print or subprocess.run([sys.executable, "-m", *command], check=False, cwd=ROOT).returncode == 0
 
 
 if __name__ == "__main__":

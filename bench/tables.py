@@ -149,33 +149,43 @@ round, beside the two best peers (`python -m bench.serving.mix scenarios/recsys.
         "Recommendation models",
         """From features to the score, with tables cut to 1 GB; medians of alternate runs in ms, and in brackets
 veltair's time over that engine's (`python -m bench.recsys.models`). Only veltair runs models with raw features
-(RECom's E and F, DeepFM, elm-WDL, DIEN on strings) as a whole; the peers get ready-made ids. RECom's E has 4.9 GFLOP
-at 256 rows, so its bar of 6.6x cannot be met in fp32 at this core's peak. `compile` chooses bfloat16 by itself on a
-CPU with AMX.""",
+(RECom's E and F, DeepFM, elm-WDL, DIEN on strings) as a whole; the peers get ready-made ids, each a tensor that they
+take inside the timing, while veltair's features lie packed; the last column has veltair with the decoding, checking and
+packing of a gRPC request. RECom's E has 4.9 GFLOP at 256 rows, so its bar of 6.6x cannot be met in fp32 at this core's
+peak. `compile` chooses bfloat16 by itself on a CPU with AMX. Where a second thread gains a peer less than 1.2x, its
+figure on two threads is that of two requests at once. The last column and two requests at once wait for the next run on
+a quiet machine.""",
         recommendation_models,
     ),
     Section(
         "Parts of recommendation models",
-        """Look-ups in large tables beside FBGEMM and torch on the same pages, and beside a loop that only reads rows
-at known places, which is the limit (`python -m bench.recsys.ember`; bar: 1.0x FBGEMM and 80 % of the limit).""",
+        """Look-ups in large tables beside FBGEMM and torch on the same pages, and beside a loop in C that only reads
+the rows, at places known beforehand (`python -m bench.recsys.ember`; bar: 1.0x FBGEMM and 80 % of that loop). FBGEMM's
+operator runs on one thread however many there are: its rows on two threads are of one request at a time, and wait for
+the next run on a quiet machine, which gives it two at once.""",
         part_tables.lookups,
     ),
     Section(
         "Rows in narrower types",
-        "The look-ups of the first shape above with rows in fp32, in fp16 and in bytes with scale and bias; ms.",
+        """The look-ups of the first shape above with rows in fp32, in fp16 and in bytes with scale and bias; ms. fp32
+is the faster of its two measurements in the file, here and in the table above.""",
         part_tables.storages,
     ),
     Section(
         "Fusions of AtRec",
         """Each subgraph fused, without the fusion on the same runtime, and in ONNX Runtime (`python -m
-bench.recsys.atrec`). Factors are the other's time over ours.""",
+bench.recsys.atrec`). Factors are the other's time over ours. OneHotSum without fusion, there and in ONNX Runtime,
+writes one-hot vectors to memory, which nobody would: what its gain is, scatter-add (ONNX Runtime), bincount (numpy) and
+TensorFlow's own operators tell, whose columns wait for the next run on a quiet machine.""",
         part_tables.fusions,
     ),
     Section(
         "Feature columns",
         """Columns alone, from raw features to the network's input, on 2 threads (`python -m bench.recsys.columns`):
 RECom E's 1000 columns, elm-WDL's 12 history strings (split, hashed, looked up and averaged), and splitting and hashing
-alone. ONNX Runtime gets hashed ids ready-made. Factors are the other's time over ours; the bars are 6.6x and 5x.""",
+alone. ONNX Runtime gets hashed ids ready-made. Factors are the other's time over ours; the bars are 6.6x and 5x. The
+peers take a thousand tensors inside the timing; "from the request" has this work in ours too, with the decoding and
+checking of a gRPC message. It waits for the next run on a quiet machine.""",
         part_tables.feature_columns,
     ),
     Section(
@@ -257,7 +267,7 @@ def page() -> str:
         "<!-- Written by `python -m bench.tables` from bench/results. Edit that module, not this page. -->",
         "All figures are of virtual machines with 2 cores of a Xeon with AVX-512 and AMX, unless a section names "
         "another machine; environments are shown as they were recorded with the results. `python -m bench.run` "
-        "measures kernels, recommendation models, the way of a query, scheduling and mixes again (after `make demo`).",
+        "measures all of them again (after `make demo`); `--list` shows with which commands.",
     ]
     for section in SECTIONS:
         parts += [f"## {section.title}", section.text, section.table()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from veltair.compiler.embedding.table_storage import LAYER_TOLERANCE, TableStorage
 from veltair.compiler.features.description_file import load_description as load_features
 from veltair.compiler.features.feature_model import FeatureModel, join_features
-from veltair.compiler.features.feature_reference import reference_inputs as columns_of
-from veltair.compiler.features.random_features import RawValues, draw_features
+from veltair.compiler.features.random_features import draw_features
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.recommendation import LookupFamily, LookupParameters
 from veltair.compiler.onnx.logits import OutputActivation, find_probabilities
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.onnx.onnx_model import load_model as load_onnx
 from veltair.compiler.pipeline import lower
+from veltair.compiler.reference_model import ReferenceModel
 from veltair.compiler.tuning.correctness import LOOKUPS, largest_errors, layer_tolerance
 from veltair.compiler.tuning.layer_reference import reference_outputs, unpack_activation
 from veltair.errors import ModelError
@@ -36,15 +36,13 @@ from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import Artifact
 from veltair.profiles.artifact.expected_answer import as_numbers, draw_inputs, find_deviation
 from veltair.profiles.artifact.input_layout import InputLayout
-from veltair.profiles.artifact.manifest import Manifest, Port
-from veltair.profiles.artifact.strings import Strings
+from veltair.profiles.artifact.manifest import Port
 from veltair.profiles.runtime.answer_check import run_versions
 from veltair.profiles.runtime.pinned_threads import PinnedThreads
 from veltair.types import CoreSet
 
 Arrays = list[NDArray[Any]]
 SEED = 0
-NUMBERS = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(int32)": "int32"}  # ONNX Runtime's names
 
 
 @dataclass(slots=True)
@@ -157,7 +155,7 @@ def _compare(
     from veltair.profiles.runtime.executor import Executor, aligned_zeros
 
     manifest, activations = found.manifest, find_probabilities(model)
-    onnx = _OnnxRuntime(model.path, manifest, front)
+    onnx = ReferenceModel(model.path, manifest, front)
     executor = Executor(found)
     batches = tuple(sorted({1, min(3, manifest.max_batch), manifest.max_batch}))
     versions = sum(len(layer.versions) for layer in manifest.layers)
@@ -241,45 +239,6 @@ def _compare_stored_rows(
                     f"layer {layer.name}, {place}: rows in {storage} off those in fp32 by {relative:.3g} of its "
                     f"largest value (allowed {LAYER_TOLERANCE[storage]:g})"
                 )
-
-
-class _OnnxRuntime:
-    """ONNX Runtime with the model's file. `front`: the feature columns that give some of its inputs."""
-
-    def __init__(self, model: Path, manifest: Manifest, front: FeatureModel | None) -> None:
-        import onnxruntime as ort
-
-        self._model, self._manifest, self._front = model, manifest, front
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        try:
-            self._session: Any = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # ONNX Runtime raises its own types
-            raise ModelError(f"{model}: ONNX Runtime cannot load it: {error}") from None
-
-    def outputs(self, feeds: Mapping[str, NDArray[Any]], raw: Mapping[str, RawValues], batch: int) -> Arrays:
-        """The model's outputs. `raw`: the features that its other inputs are computed from."""
-        given = dict(feeds)
-        if self._front:
-            # A column's input may have the name of its feature.
-            computed = dict(raw) | columns_of(self._front.description, raw, self._front.tables)
-            for value in self._session.get_inputs():
-                if value.name in computed:
-                    given[value.name] = _as_onnx_input(value, computed[value.name])
-        try:
-            found: Arrays = self._session.run([port.name for port in self._manifest.outputs], given)
-        except Exception as error:  # ONNX Runtime raises its own types
-            raise ModelError(f"{self._model}: ONNX Runtime cannot run it at batch {batch}: {error}") from None
-        return found
-
-
-def _as_onnx_input(value: Any, given: NDArray[Any] | Strings) -> NDArray[Any]:
-    """The array as ONNX Runtime takes it: in the input's shape and type, text as objects."""
-    if isinstance(given, Strings):
-        array = np.array([text.decode() for text in given.tolist()], object)
-    else:
-        array = given.astype(NUMBERS[value.type])
-    return array.reshape(len(given), *value.shape[1:])
 
 
 def _draw(port: Port, batch: int, rng: np.random.Generator) -> NDArray[Any]:

@@ -17,6 +17,7 @@ import json
 import time
 from dataclasses import asdict
 from functools import cache
+from pathlib import Path
 from random import Random
 from statistics import median, quantiles
 
@@ -142,13 +143,17 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=16)
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--policies", type=lambda names: names.split(","), default=list(POLICIES), metavar="A,B,…")
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows = [
         row(policy, arguments.cores, arguments.in_flight, arguments.queries, load)
         for policy in arguments.policies
         for load in (0.4, 0.6)
     ]
-    print(json.dumps({"rows": rows, "environment": asdict(describe_environment())}, indent=2))
+    text = json.dumps({"rows": rows, "environment": asdict(describe_environment())}, indent=1)
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,20 @@
 """The gains of AtRec's fusions (Wang et al., section IV-C).
 
-    python -m bench.recsys.atrec [--json FILE]
+    python -m bench.recsys.atrec [--json FILE] [--tensorflow PYTHON]
 
 Each subgraph goes through the compiler twice, as it is and without the fusion in question, and runs on the same
 runtime, every layer in its default version; ONNX Runtime runs the same file. GRUs without fusion are the cell as
-TensorFlow spells it, concatenations and split included, step after step on inputs that were separated before. All are
-built first, compared, then timed in turn in this process; medians and ratios are printed and written as JSON with the
-environment. Run it on a machine that does nothing else.
+TensorFlow spells it, concatenations and split included, step after step on inputs that were separated before. Sums of
+one-hots have peers that write no one-hots either: ONNX Runtime's scatter-add and numpy's bincount; and TensorFlow, in a
+Python of its own, on which the paper's gain of 3.5x was measured. All are built first, compared, then timed in turn;
+medians and ratios are printed and written as JSON with the environment. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,7 +31,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bench.kernels.compiled_graph import CompiledGraph
-from bench.paths import RESULTS
+from bench.paths import RESULTS, ROOT
 from bench.recsys.atrec_subgraphs import SUBGRAPHS, Subgraph
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.patterns import by_operator
@@ -42,6 +44,8 @@ from veltair.profiles.runtime.pinned_threads import PinnedThreads
 THREADS = 2
 ROUNDS = 15
 SETTLE_S = 0.02  # after ONNX Runtime, whose threads go on spinning for a while
+TENSORFLOW_TURNS = 3
+Peer = Callable[[], Sequence[NDArray[Any]]]
 BARS = {"OneHotSum": 3.5, "ConcatSum": 1.45, "GRU": 1.4}
 
 
@@ -78,19 +82,54 @@ def compile_ways(case: Subgraph, expected: Sequence[NDArray[Any]], folder: Path)
     return found
 
 
-def session(case: Subgraph, threads: int) -> Callable[[], Sequence[NDArray[Any]]]:
+def session(case: Subgraph, threads: int, model: onnx.ModelProto) -> Callable[[], Sequence[NDArray[Any]]]:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    found = ort.InferenceSession(case.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    found = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return lambda: found.run(None, case.feeds)
 
 
+def peers_of(case: Subgraph, threads: int) -> dict[str, Peer]:
+    """The peers of a subgraph in this process, by name."""
+    found: dict[str, Peer] = {"onnxruntime": session(case, threads, case.model)}
+    if (counts := case.counts) is not None:
+        found["scatter_add"] = session(case, threads, counts.scatter_add)
+        found["bincount"] = lambda: [counts.bincount(case.feeds)]
+    return found
+
+
+class TensorFlowProcess:
+    """Sums of one-hots by TensorFlow."""
+
+    def __init__(self, python: str, case: Subgraph, threads: int, folder: Path) -> None:
+        assert case.counts is not None
+        weights = {} if case.counts.weights is None else {"w": case.counts.weights}
+        file = folder / f"feeds-{id(case)}.npz"
+        np.savez(file, **case.feeds, **weights)
+        command = [python, "-m", "bench.recsys.tensorflow_one_hots", str(threads), str(case.counts.depth), str(file)]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(command, text=True, cwd=ROOT, **pipes)
+        if self._process.stdout is None or self._process.stdout.readline() != "ready\n":
+            raise SystemExit(f"{python}: TensorFlow did not start")
+
+    def time_us(self) -> float:
+        """Median of a turn."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write("turn\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline()) * 1000
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
 def times_us(
-    found: Mapping[str, CompiledGraph], peer: Callable[[], object], pool: PinnedThreads, rounds: int
+    found: Mapping[str, CompiledGraph], peers: Mapping[str, Peer], pool: PinnedThreads, rounds: int
 ) -> dict[str, float]:
     """Medians of all ways, which run in turn."""
-    taken: dict[str, list[float]] = {kind: [] for kind in (*found, "onnxruntime")}
+    taken: dict[str, list[float]] = {kind: [] for kind in (*found, *peers)}
 
     def timed(kind: str, call: Callable[[], object]) -> None:
         call()  # its own data in the caches that hold them, its threads awake
@@ -102,30 +141,51 @@ def times_us(
         with pool.kept_awake():
             for kind, way in found.items():
                 timed(kind, way)
-        timed("onnxruntime", peer)
-        time.sleep(SETTLE_S)
+        for kind, peer in peers.items():
+            timed(kind, peer)
+            time.sleep(SETTLE_S)
     return {kind: median(t) for kind, t in taken.items()}
+
+
+def expected_of(peers: Mapping[str, Peer]) -> Sequence[NDArray[Any]]:
+    """ONNX Runtime's outputs, with which those of the other peers agree."""
+    expected = peers["onnxruntime"]()
+    for name, peer in peers.items():
+        for output, wanted in zip(peer(), expected, strict=True):
+            if not np.abs(output - wanted).max() <= 1e-5 * np.abs(wanted).max():
+                raise SystemExit(f"{name} differs from ONNX Runtime")
+    return expected
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=RESULTS / "atrec.json")
+    parser.add_argument("--tensorflow", metavar="PYTHON", help="a Python with TensorFlow")
     args = parser.parse_args()
-    cores = usable_machine().cores
+    cores, environment = usable_machine().cores, asdict(describe_environment())  # before the pool pins this thread
     # Sessions come first: their threads inherit this thread's affinity, which the pool is about to narrow.
-    sessions = {(id(case), threads): session(case, threads) for case in SUBGRAPHS for threads in (THREADS, 1)}
-    pool = PinnedThreads(cores)
+    runs = [(case, threads) for case in SUBGRAPHS for threads in (THREADS, 1)]
+    sessions = {(id(case), threads): peers_of(case, threads) for case, threads in runs}
+    others: dict[tuple[int, int], TensorFlowProcess] = {}
     with tempfile.TemporaryDirectory(prefix="veltair-atrec-") as folder:
-        built = [(case, compile_ways(case, sessions[id(case), 1](), Path(folder))) for case in SUBGRAPHS]
+        for case, threads in runs if args.tensorflow else ():
+            if case.counts is not None:
+                others[id(case), threads] = TensorFlowProcess(args.tensorflow, case, threads, Path(folder))
+        pool = PinnedThreads(cores)
+        built = [(case, compile_ways(case, expected_of(sessions[id(case), 1]), Path(folder))) for case in SUBGRAPHS]
     rows: list[dict[str, Any]] = []
     for threads in (THREADS, 1):
         pool.move_to(cores[:threads])
         for case, found in built:
             medians = times_us(found, sessions[id(case), threads], pool, ROUNDS)
+            if other := others.get((id(case), threads)):
+                medians["tensorflow"] = median(other.time_us() for _ in range(TENSORFLOW_TURNS))
             rows.append(
                 {"kind": case.kind, "case": case.name, "threads": threads, "layers": found["unfused"].layers}
                 | {f"{kind}_us": round(value, 2) for kind, value in medians.items()}
             )
+    for other in others.values():
+        other.close()
     print(f"{'':10} {'':42} threads layers    fused  hoisted  unfused      ORT  x unfused   x ORT")
     passed = True
     for row in rows:
@@ -138,7 +198,7 @@ def main() -> int:
             f" {row['onnxruntime_us'] / ours:7.2f}{'' if gain >= bar else f'  below {bar:g}'}"
         )
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps({"rows": rows, "environment": asdict(describe_environment())}, indent=1) + "\n")
+    args.json.write_text(json.dumps({"rows": rows, "environment": environment}, indent=1) + "\n")
     return 0 if passed else 1
 
 

@@ -18,6 +18,25 @@ random = np.random.default_rng(0)
 
 
 @dataclass(frozen=True)
+class Counts:
+    """Sums of one-hots as counts of ids, one column of the output for each id below `depth`."""
+
+    depth: int
+    weights: NDArray[np.float32] | None  # of a dense layer on the counts
+    scatter_add: onnx.ModelProto  # ONNX's ScatterElements; its inputs are those of the subgraph
+
+    def bincount(self, feeds: Arrays) -> NDArray[np.float32]:
+        """The output by numpy: each row's ids are moved into a range of their own and counted."""
+        parts = []
+        for ids in feeds.values():
+            moved = ids + np.arange(0, len(ids) * self.depth, self.depth)[:, None]
+            counted = np.bincount(moved.reshape(-1), minlength=len(ids) * self.depth)
+            parts.append(counted.astype(np.float32).reshape(len(ids), self.depth))
+        found = np.concatenate(parts, axis=1)
+        return found if self.weights is None else found @ self.weights
+
+
+@dataclass(frozen=True)
 class Subgraph:
     """A subgraph as it is, and as it runs without the fusion, with the inputs of both."""
 
@@ -27,6 +46,7 @@ class Subgraph:
     feeds: Arrays
     unfused: onnx.ModelProto | None = None  # the same one, lowered without patterns
     other_feeds: Arrays | None = None
+    counts: Counts | None = None  # of one-hots: what peers need that add to counters and write no one-hots
 
 
 def model(nodes: Sequence[onnx.NodeProto], feeds: Arrays, outputs: Sequence[str], constants: Arrays) -> onnx.ModelProto:
@@ -60,7 +80,23 @@ def one_hot_sum(rows: int, columns: int, lookups: int, depth: int, width: int = 
         constants["w"] = drawn(columns * depth, width)
     product = f" x ({columns * depth}, {width})" if width else ""
     name = f"{columns} x ({rows}, {lookups}) ids of {depth}{product}"
-    return Subgraph(name, "OneHotSum", model(nodes, feeds, ["y"], constants), feeds)
+    counts = Counts(depth, constants.get("w"), _scatter_add(feeds, depth, constants.get("w")))
+    return Subgraph(name, "OneHotSum", model(nodes, feeds, ["y"], constants), feeds, counts=counts)
+
+
+def _scatter_add(feeds: Arrays, depth: int, weights: NDArray[Any] | None) -> onnx.ModelProto:
+    """Ones added up where ids point, in ONNX: what someone writes who cares for speed."""
+    rows, lookups = next(iter(feeds.values())).shape
+    constants: Arrays = {"zeros": np.zeros((rows, depth), np.float32), "ones": np.ones((rows, lookups), np.float32)}
+    nodes = [
+        helper.make_node("ScatterElements", ["zeros", name, "ones"], [f"sum.{name}"], axis=1, reduction="add")
+        for name in feeds
+    ]
+    nodes.append(helper.make_node("Concat", [f"sum.{n}" for n in feeds], ["y" if weights is None else "x"], axis=1))
+    if weights is not None:
+        nodes.append(helper.make_node("MatMul", ["x", "w"], ["y"]))
+        constants["w"] = weights
+    return model(nodes, feeds, ["y"], constants)
 
 
 def concat_sum(rows: int, columns: int, *shape: int) -> Subgraph:

@@ -10,6 +10,8 @@ ONNX has no hash: ONNX Runtime gets the indices of those 120 columns ready-made,
 `history`: elm-WDL's 12 history strings of 10-100 tokens, split at ';', hashed to 100,000 rows of dim 16, their mean.
 `split`: the same strings into 1000 rows of one number, so that splitting and hashing is all there is to do.
 TensorFlow runs the same columns as one graph (Bucketize, hash, split, gather) in a Python of its own.
+Both take a tensor for each column inside the timing, so our kernels are timed twice: on packed features, and with the
+decoding, checking and packing of a gRPC request before them (`bench.recsys.from_request`).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,8 +30,20 @@ from typing import Any
 import numpy as np
 
 from bench.paths import ROOT
-from bench.recsys.feature_columns import COLUMN_SETS, EDGES, THREADS, ColumnSet, columns, raw_features, tables, timed
+from bench.recsys.feature_columns import (
+    COLUMN_SETS,
+    EDGES,
+    LARGE_ROWS,
+    THREADS,
+    ColumnSet,
+    columns,
+    raw_features,
+    tables,
+    timed,
+)
+from bench.recsys.from_request import RequestReader
 from bench.recsys.shared_tables import map_copy
+from veltair.machine.environment import describe_environment
 
 COMPARED = slice(0, 7840)  # outputs of columns whose ids ONNX Runtime has, too: all but tokens and large tables
 POINTS = [
@@ -82,32 +97,39 @@ def prepare(chosen: ColumnSet, folder: Path) -> None:
     (folder / "names.json").write_text(json.dumps([buffer_of(t.name) for t in spec.inputs]))
 
 
-def compiled_points(chosen: ColumnSet, folder: Path) -> dict[str, Callable[[int], Callable[[], Any]]]:
-    """Returns by point a function from a batch size to one run, which returns the output."""
+def compiled_points(
+    chosen: ColumnSet, folder: Path
+) -> tuple[dict[str, Callable[[int], Callable[[], Any]]], Callable[[int], None]]:
+    """Returns by point a function from a batch size to one run on packed features, which returns the output; and a
+    function that reads a batch size's request, which packs the features again."""
     import tvm_ffi
     from tvm import runtime
 
-    from veltair.compiler.features.random_features import pack_features
+    from veltair.compiler.features.feature_layout import FeatureLayout, buffer_of
     from veltair.profiles.artifact.strings import Strings
     from veltair.profiles.runtime.executor import aligned_copy, aligned_zeros
 
-    description = description_of(chosen)
+    layout = FeatureLayout.from_description(description_of(chosen))
+    order = [buffer_of(port.name) for port in layout.packed_buffers]
     names = json.loads((folder / "names.json").read_text())
     shared = [aligned_copy(np.load(folder / f"weight{place}.npy")) for place in range(1, 9)]
     stored = np.load(folder / "weight9.npy", mmap_mode="r")
     shared.append(map_copy(folder / "weight9.npy")[-stored.nbytes :].view(stored.dtype))
-    inputs: dict[int, list[Any]] = {}
+    readers: dict[int, RequestReader] = {}
 
-    def load(number: int, batch: int) -> Callable[[], Any]:
-        if batch not in inputs:
+    def reader(batch: int) -> RequestReader:
+        if batch not in readers:
             raw = raw_features(chosen, batch)
             values = {n: Strings.from_values(v) if isinstance(v, list) else v for n, v in raw.items()}
-            arrays = pack_features(description, values, batch)
-            inputs[batch] = [aligned_copy(arrays[name]) for name in names]
+            readers[batch] = RequestReader(layout, values, batch)
+        return readers[batch]
+
+    def load(number: int, batch: int) -> Callable[[], Any]:
+        arrays = dict(zip(order, reader(batch).arrays, strict=True))
         function = runtime.load_module(str(folder / f"{number}.so"))["main"]
         out = aligned_zeros((batch, sum(dim for *_, dim in columns(chosen))), "float32")
         chunks = aligned_copy(np.load(folder / f"chunks{number}.npy"))
-        tensors = [tvm_ffi.from_dlpack(a) for a in (*inputs[batch], chunks, *shared, out)]
+        tensors = [tvm_ffi.from_dlpack(a) for a in (*(arrays[name] for name in names), chunks, *shared, out)]
 
         def run() -> Any:
             function(*tensors)
@@ -115,7 +137,8 @@ def compiled_points(chosen: ColumnSet, folder: Path) -> dict[str, Callable[[int]
 
         return run
 
-    return {str(p): (lambda batch, n=n: load(n, batch)) for n, p in enumerate(POINTS)}  # type: ignore[misc]
+    points = {str(p): (lambda batch, n=n: load(n, batch)) for n, p in enumerate(POINTS)}  # type: ignore[misc]
+    return points, lambda batch: reader(batch).read()
 
 
 def onnxruntime_session(chosen: ColumnSet) -> Callable[[int], Callable[[], Any]]:
@@ -181,7 +204,7 @@ class Comparison:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             command = [python, "-m", "bench.recsys.tensorflow_graph", name]
             self._peer = subprocess.Popen(command, text=True, cwd=ROOT, **pipes)
-        points = compiled_points(COLUMN_SETS[name], folder)
+        points, self._read = compiled_points(COLUMN_SETS[name], folder)
         session = onnxruntime_session(COLUMN_SETS[name]) if name == "recom-e" else None
         self._runs = {batch: {point: load(batch) for point, load in points.items()} for batch in self._batches}
         self._peers = {batch: session(batch) for batch in self._batches} if session else {}
@@ -209,17 +232,27 @@ class Comparison:
             if other:
                 assert np.abs(sums - other().astype(np.float64).sum(0))[COMPARED].max() < 1e-2
             rows = []
+
+            def from_request(run: Callable[[], Any] = run, batch: int = batch) -> Any:
+                self._read(batch)
+                return run()
+
             for _ in range(rounds):
-                row = [timed(run, 0.3)] + ([timed(other, 0.5)] if other else [])
+                row = [timed(run, 0.3), timed(from_request, 0.3)] + ([timed(other, 0.5)] if other else [])
                 if self._peer:
                     median, checked = self._tensorflow(batch)
                     assert np.abs(sums - checked).max() < 1e-2
                     row.append(median)
                 rows.append(row)
             medians = np.median(rows, 0).tolist()
-            keys = ["veltair_ms", *["onnxruntime_ms"] * bool(other), *["tensorflow_ms"] * bool(self._peer)]
+            keys = [
+                "veltair_ms",
+                "veltair_request_ms",
+                *["onnxruntime_ms"] * bool(other),
+                *["tensorflow_ms"] * bool(self._peer),
+            ]
             found[str(batch)] = dict(zip(keys, medians, strict=True)) | {"point": best, "points_ms": alone}
-            ratios = " ".join(f"{value / medians[0]:.1f}x" for value in medians[1:])
+            ratios = " ".join(f"{value / medians[0]:.1f}x" for value in medians[2:])
             print(batch, *(f"{k} {v:.3f}" for k, v in zip(keys, medians, strict=True)), ratios, best, flush=True)
         return found
 
@@ -237,6 +270,7 @@ def main() -> None:
     parser.add_argument("--tensorflow", metavar="PYTHON")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    environment = asdict(describe_environment())  # before TVM's pool pins this thread
     os.environ.setdefault("TVM_NUM_THREADS", str(THREADS))  # TVM reads it when its pool starts, with the first kernel
     if options.what == "prepare":
         prepare(COLUMN_SETS[options.columns], options.folder)
@@ -244,8 +278,10 @@ def main() -> None:
     comparison = Comparison(options.columns, options.folder, options.tensorflow)
     found = comparison.measure()
     comparison.close()
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    if options.json:  # one file for all sets
+        kept = json.loads(options.json.read_text("utf-8")) if options.json.exists() else {}
+        kept |= {"environment": environment | {"large_tables_rows": LARGE_ROWS}, options.columns: found}
+        options.json.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

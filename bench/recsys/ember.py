@@ -10,7 +10,8 @@ tables' worth of segments of Ember's RM1, RM2 and RM3 in one table of 16K rows, 
 uniform neighbours, and at most SEGMENTS segments a run. Blocks are of a tensor of 4096 tokens.
 `tables`: FBGEMM's shape, 10 tables of 4M rows of 32, 100 look-ups; and RM2's, 32 tables of 500K rows of 64, 120
 look-ups; fp32, uniform ids. torch (EmbeddingBag) and FBGEMM (its inference TBE, bounds checks off) run in a Python of
-their own on the same pages of the same file. `limit` is rows.c: the same rows at known places, nothing stored.
+their own on the same pages of the same file. `rows_read` is rows.c, which only reads the same rows, at
+places that were worked out before, and stores nothing: no limit, since kernels that fetch rows ahead can be faster.
 `pages`: random rows of 2 GB in pages of 4 KB and of 2 MB, by distance.
 `storages`: FBGEMM's shape with rows in fp32, in fp16 and in bytes with scale and bias, in turn.
 """
@@ -135,18 +136,18 @@ class KernelTimer:
                 alone = np.median([[timed(run, 0.03) for run in candidates] for _ in range(3)], 0).tolist()
                 best = int(np.argmin(alone))
 
-                def limit(ahead: int, threads: int = threads, region: Any = region, places: Any = places) -> Any:
+                def read(ahead: int, threads: int = threads, region: Any = region, places: Any = places) -> Any:
                     def reads(some: Any) -> None:
                         parts = np.array_split(some, threads)
                         list(helpers.map(self._read, *zip(*((region, p, ahead) for p in parts), strict=True)))
 
                     return in_turn(*(partial(reads, some) for some in places))
 
-                limits = {ahead: timed(limit(ahead), 0.1) for ahead in (0, 8, 16, 32)}
-                fastest = min(limits, key=lambda ahead: limits[ahead])
+                reads_ms = {ahead: timed(read(ahead), 0.1) for ahead in (0, 8, 16, 32)}
+                fastest = min(reads_ms, key=lambda ahead: reads_ms[ahead])
                 turns: list[dict[str, float]] = []
                 for _ in range(rounds):
-                    turn = {"veltair": timed(candidates[best], 0.3), "limit": timed(limit(fastest), 0.3)}
+                    turn = {"veltair": timed(candidates[best], 0.3), "rows_read": timed(read(fastest), 0.3)}
                     turns.append(turn | (peer.measure(number, threads) if peer else {}))
                 ms = {key: float(np.median([turn[key] for turn in turns])) for key in turns[0]}
                 if peer:  # the same sums
@@ -156,10 +157,10 @@ class KernelTimer:
                 found[f"{name}, {threads} threads"] = {
                     "ms": ms,
                     "gb_s": rate,
-                    "of_limit": ms["limit"] / ms["veltair"],
+                    "over_rows_read": ms["rows_read"] / ms["veltair"],
                     "point": POINTS[best],
                     "points_ms": alone,
-                    "limits_ms": limits,
+                    "rows_read_by_distance_ms": reads_ms,
                 }
                 speeds = (f"{key} {value:.2f} GB/s" for key, value in rate.items())
                 print(f"{name}, {threads} threads:", *speeds, POINTS[best], flush=True)
@@ -195,6 +196,7 @@ class KernelTimer:
     def storages(self, rounds: int = 3) -> dict[str, Any]:
         """Returns medians in ms by threads and storage, after a check of the first table's sums."""
         from veltair.profiles.runtime.executor import aligned_copy, aligned_zeros
+        from veltair.profiles.runtime.huge_pages import huge_page_bytes
 
         tables, rows, dim, lookups, batch = next(iter(SHAPES.values()))
         ids = np.load(self.folder / "ids0.npy")
@@ -212,6 +214,7 @@ class KernelTimer:
                 for place in range(len(STORED))
             ]
         found: dict[str, Any] = {"shape": [tables, rows, dim, lookups, batch]}
+        found["in_large_pages"] = {name: huge_page_bytes(region) / region.nbytes for name, region in regions.items()}
         for threads in (1, len(self.cores)):
             self.pool.move_to(self.cores[:threads])
             best = {name: min(some, key=lambda run: timed(run, 0.05)) for name, some in runs.items()}
@@ -256,8 +259,9 @@ def main() -> None:
         from veltair.machine.environment import describe_environment
         from veltair.machine.memory import huge_page_mode
 
-        timer, parts = KernelTimer(options.folder), options.parts.split(",")
+        # Before the timer, which pins this thread to one core.
         found: dict[str, Any] = {"environment": asdict(describe_environment()) | {"huge_pages": huge_page_mode()}}
+        timer, parts = KernelTimer(options.folder), options.parts.split(",")
         if "ladder" in parts:
             found["ladder"] = timer.ladder()
         if "tables" in parts:

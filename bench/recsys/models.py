@@ -10,6 +10,11 @@ Run it on a machine that does nothing else.
 Only veltair runs a model with raw features as a whole. ONNX Runtime and OpenVINO run its lookups and towers with
 ready-made ids (`bench.recsys.ready_made`); with `--tensorflow PYTHON`, TensorFlow makes the columns from the same raw
 features and ONNX Runtime runs the towers on them: the two times are added.
+
+Peers take their tensors inside the timing, a thousand of them for RECom's models. Veltair is timed twice for a model
+with raw features: on packed ones, and from a gRPC request that is decoded, checked and packed in the timing. On several
+threads each peer is also timed with a request for each thread at once; the table takes this where a second thread gains
+less than `at_once.LEAST_GAIN`.
 """
 
 from __future__ import annotations
@@ -17,15 +22,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.at_once import fairest_ms
 from bench.paths import CLI, DEMO, RESULTS, ROOT
+from bench.recsys.model_engines import AT_ONCE, FROM_REQUEST, draw_inputs
 from bench.recsys.ready_made import ready_made, with_lookups
 from bench.serving import mix
 from veltair.commands.timing import engine_process
@@ -34,7 +41,6 @@ from veltair.compiler.features.description_file import load_description
 from veltair.compiler.features.feature_description import FeatureDescription
 from veltair.machine.environment import describe_environment
 from veltair.profiles.artifact.artifact_folder import load_artifact
-from veltair.profiles.runtime import pinned_threads
 from veltair.zoo.registry import RECOMMENDERS, table_cuts
 
 RESULT = RESULTS / "recsys.json"
@@ -43,14 +49,11 @@ BATCHES = (64, 256, 512)
 THREADS = (1, 2)
 PRECISIONS = ("fp32", "bf16")
 ROUNDS = 5
-ENGINE_PROCESS = "engine"  # first argument of a process that runs one engine
+Times = dict[tuple[int, int, str, str, str | None], float]  # ms by batch, threads, engine, precision, `only`
 PEERS = (("onnxruntime", "fp32"), ("openvino", "fp32"), ("openvino", "default"))
 
 
 def main() -> int:
-    if sys.argv[1:2] == [ENGINE_PROCESS]:
-        run_engine(json.loads(sys.argv[2]))
-        return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(RECOMMENDERS), help="separated by commas (default: all)")
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="rows of a query")
@@ -159,7 +162,12 @@ def measure(files: Files, batch: int, rounds: int, tensorflow: str | None) -> li
             for precision in PRECISIONS
         ]
         whole = {"model": str(files.lookups), "feeds": str(ready)} if description is not None else {}
-        tasks += [task | {"engine": engine, "precision": precision} | whole for engine, precision in PEERS]
+        if description is not None:
+            tasks += [each | {"only": FROM_REQUEST} for each in tasks]
+        peers = [task | {"engine": engine, "precision": precision} | whole for engine, precision in PEERS]
+        tasks += peers
+        if threads > 1:
+            tasks += [each | {"only": AT_ONCE} for each in peers]
         if tensorflow and description is not None:
             # A model that has the tables itself is all towers, and gets ids.
             towers = whole if all(map(description.gives_ids, description.inputs)) else {}
@@ -181,7 +189,7 @@ def draw(files: Files, description: FeatureDescription, batch: int) -> None:
     """Draws the raw features that every engine gets, and the ready-made inputs of the peers."""
     names = {feature.name for feature in description.features}
     ports = load_artifact(files.artifact(PRECISIONS[0])).manifest.inputs
-    values = {port.name: engine_process.draw_input(port, batch) for port in ports}
+    values = draw_inputs(ports, batch)
     raw = {name: v.astype(bytes) if v.dtype.hasobject else v for name, v in values.items() if name in names}
     ready = {name: value for name, value in values.items() if name not in names} | ready_made(description, raw, batch)
     own = {name: (batch, *shape[1:]) for name, (_, shape) in engine_process.read_onnx_inputs(files.model).items()}
@@ -194,49 +202,46 @@ def engine_command(task: dict[str, Any]) -> tuple[str, list[str]]:
     return task["engine"], task.get("command") or [
         sys.executable,
         "-m",
-        "bench.recsys.models",
-        ENGINE_PROCESS,
+        "bench.recsys.model_engines",
         json.dumps(task),
     ]
 
 
-def run_engine(task: dict[str, Any]) -> None:
-    """Runs one engine in a process of its own."""
-    os.environ.update(pinned_threads.kernel_environment())  # before TVM is loaded
-    if "feeds" not in task:
-        engine_process.main(task)
-        return
-    model, threads = Path(task["model"]), int(task["threads"])
-    with np.load(task["feeds"]) as values:
-        feeds = {name: values[name] for name in values.files}
-    if task["engine"] == "onnxruntime":
-        run = engine_process.load_onnxruntime(model, feeds, threads)
-    else:
-        run = engine_process.load_openvino(model, feeds, threads, task["precision"])
-    engine_process.serve_turns(run)
+def times_of(rows: Sequence[Mapping[str, Any]]) -> Times:
+    """The times of one model's rows."""
+    return {
+        (row["batch"], row["threads"], row["engine"], row["precision"], row.get("only")): float(row["median_ms"])
+        for row in rows
+    }
+
+
+def peer_ms(times: Times, batch: int, threads: int, peer: tuple[str, str]) -> float:
+    """A peer's time for a request, or for each of several at once where more threads gain it little."""
+    alone = times[batch, threads, *peer, None]
+    on_one = times.get((batch, 1, *peer, None), alone)
+    return fairest_ms(on_one, alone, times.get((batch, threads, *peer, AT_ONCE))) if threads > 1 else alone
 
 
 def table(models: dict[str, Any]) -> str:
     """Markdown: milliseconds, and in brackets our time over the peer's: fp32 over fp32, bf16 over the default."""
     lines = [
         "| model | rows | threads | veltair fp32 | ONNX Runtime fp32 | OpenVINO fp32 | veltair bf16 | OpenVINO default"
-        " | TensorFlow's columns + ONNX Runtime |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        " | TensorFlow's columns + ONNX Runtime | veltair from the request, fp32 / bf16 |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, facts in models.items():
-        times = {
-            (row["batch"], row["threads"], row["engine"], row["precision"], row.get("only")): row["median_ms"]
-            for row in facts["rows"]
-        }
+        times = times_of(facts["rows"])
         for batch, threads in sorted({key[:2] for key in times}):
             at = {key[2:]: value for key, value in times.items() if key[:2] == (batch, threads)}
             ours, narrow = at["veltair", "fp32", None], at["veltair", "bf16", None]
-            ort, dense, default = (at[(*peer, None)] for peer in PEERS)
+            ort, dense, default = (peer_ms(times, batch, threads, peer) for peer in PEERS)
             cells = [f"{ours:.2f}", *(f"{peer:.2f} ({ours / peer:.2f}x)" for peer in (ort, dense))]
             cells += [f"{narrow:.2f}", f"{default:.2f} ({narrow / default:.2f}x)"]
             columns = at.get(("tensorflow", "fp32", "columns"))
             both = None if columns is None else columns + at["onnxruntime", "fp32", "towers"]
             cells.append("" if both is None else f"{both:.2f} ({ours / both:.2f}x)")
+            requests = [at.get(("veltair", precision, FROM_REQUEST)) for precision in PRECISIONS]
+            cells.append(" / ".join(f"{value:.2f}" for value in requests if value is not None))
             lines.append(f"| {name} | {batch} | {threads} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-/* The limit of look-ups: whole random rows read from memory, as fast as a core can ask for them. Built by ember.py.
+/* Whole random rows read from memory and not used, as a measure for look-ups. Built by ember.py.
  *
  * `rows_read` adds up rows of `lines` cache lines at places that are known beforehand (no ids to check, no bags, nothing
  * stored) and asks for each `ahead` rows in advance. */

@@ -2,7 +2,8 @@
 
     python -m bench.recsys.torch_tables DIR
 
-Prints the versions, then answers each line "SHAPE THREADS" with medians in ms and the sum of all outputs.
+Prints the versions, then answers each line "SHAPE THREADS" with medians in ms and the sum of all outputs. On several
+threads, each engine also gets a request for each thread at once (`bench.at_once`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.at_once import time_at_once
 from bench.paths import ROOT
 from bench.recsys.embedding_tables import SHAPES, in_turn, timed
 
@@ -89,6 +91,11 @@ def main() -> None:
         runs.append({"torch": (torch_run, sets), "fbgemm": (fbgemm_run, sets)})
     versions = {"torch": torch.__version__, "fbgemm_gpu": fbgemm_gpu.__version__}
     print(json.dumps(versions), flush=True)
+
+    def alone(run: Any, some: Any) -> Any:
+        with torch.inference_mode():  # a thread's own setting
+            return run(some)
+
     with torch.inference_mode():
         for line in sys.stdin:
             shape, threads = map(int, line.split())
@@ -96,6 +103,11 @@ def main() -> None:
             answer = {}
             for name, (run, sets) in runs[shape].items():
                 answer[name] = timed(in_turn(*(partial(run, some) for some in sets)), 0.3)
+                if threads > 1:
+                    torch.set_num_threads(1)
+                    lanes = [in_turn(*(partial(alone, run, some) for some in sets)) for _ in range(threads)]
+                    answer[f"{name}_at_once"] = time_at_once(lanes, 0.3)
+                    torch.set_num_threads(threads)
             answer["total"] = sum(float(run(some).double().sum()) for some in sets)
             print(json.dumps(answer), flush=True)
 

@@ -46,8 +46,8 @@ def compile(
         print(artifact.summary())
 
     Args:
-        model: the path of an ONNX file, an `onnx.ModelProto`, or a `torch.nn.Module`, which is exported by
-            `torch.onnx.export`.
+        model: the path of an ONNX file or of a TensorFlow SavedModel (docs/features.md), an `onnx.ModelProto`, or a
+            `torch.nn.Module`, which is exported by `torch.onnx.export`.
         example: arguments of the torch module: a tensor, or a tuple of them.
         name: the model's name; default: the file's stem, or the class of the module.
         qos_ms: its latency target; default: the file's, or three times what the model takes.
@@ -85,8 +85,11 @@ def compile(
 
 def _onnx_file(model: Any, example: Any, folder: Path, name: str | None) -> Path:
     """The model as an ONNX file, written into `folder` where it is none yet."""
+    from veltair.compiler.onnx.saved_model import convert_saved_model, is_saved_model
+
     if isinstance(model, str | Path):
-        return Path(model)
+        path = Path(model)
+        return convert_saved_model(path, folder) if is_saved_model(path) else path
     import onnx
 
     file = folder / f"{name or type(model).__name__}.onnx"

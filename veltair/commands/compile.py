@@ -31,7 +31,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    parser.add_argument("model", type=Path, metavar="MODEL", help="an ONNX file, or a folder with a SavedModel")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder of the artifact")
     parser.add_argument("--name", help="name of the model; default: the file's stem")
     parser.add_argument(
@@ -71,13 +71,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="refuse what nothing of veltair computes, instead of having ONNX Runtime run it",
     )
     parser.add_argument(
+        "--tensorflow-python",
+        metavar="PYTHON",
+        help="one that has TensorFlow and tf2onnx, for a SavedModel; default: $VELTAIR_TENSORFLOW_PYTHON",
+    )
+    parser.add_argument(
         "--dump", type=Path, metavar="DIR", help="write the graph after each phase there, as numbered text files"
     )
     parser.add_argument("--json", action="store_true", help="the result as one JSON object")
     parser.epilog = """\
 examples:
   veltair compile resnet50.onnx --out artifacts/resnet50
-  veltair compile bert.onnx --out artifacts/bert --name bert --max-batch 8"""
+  veltair compile bert.onnx --out artifacts/bert --name bert --max-batch 8
+  veltair compile saved_model/ --out artifacts/ranker --tensorflow-python tensorflow-env/bin/python"""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
     if args.qos_ms is not None and not 0 < args.qos_ms < 1e9:
         raise ConfigError(f"--qos-ms: expected a positive number of milliseconds, found {args.qos_ms}")
     from veltair.compiler.build import compile_model  # loads TVM's compiler: half a second
+    from veltair.compiler.onnx.saved_model import as_onnx
 
     console = Console(stderr=True)
     whole = Column(no_wrap=True)  # a narrow terminal wraps the words, never the numbers
@@ -103,9 +110,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         # Layers differ: the time left is estimated from the last two minutes.
         bar = Progress(*columns, console=console, disable=args.json, speed_estimate_period=120)
-        with bar if args.json or console.is_terminal else ReportedProgress(ProgressLines()) as progress:
+        shown = bar if args.json or console.is_terminal else ReportedProgress(ProgressLines())
+        with as_onnx(args.model, args.tensorflow_python) as onnx, shown as progress:
             artifact = compile_model(
-                args.model,
+                onnx,
                 args.out,
                 name=args.name,
                 qos_ns=None if args.qos_ms is None else max(1, round(args.qos_ms * 1e6)),

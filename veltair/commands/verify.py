@@ -9,21 +9,26 @@ from typing import Any
 
 from rich.console import Console
 
+from veltair.compiler.onnx.saved_model import as_onnx
 from veltair.compiler.verify import VerificationReport, verify
 from veltair.profiles.artifact.artifact_folder import load_artifact
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", type=Path, metavar="DIR")
-    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    parser.add_argument("model", type=Path, metavar="MODEL", help="the ONNX file or SavedModel that it was made from")
     parser.add_argument("--features", type=Path, metavar="FEATURES.toml", help="the description it was compiled with")
+    parser.add_argument(
+        "--tensorflow-python", metavar="PYTHON", help="one that has TensorFlow and tf2onnx, for a SavedModel"
+    )
     parser.add_argument("--json", action="store_true", help="the result as one JSON object")
     parser.epilog = "example:\n  veltair verify artifacts/resnet50 resnet50.onnx"
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 when everything agrees, 1 when something does not. UserError is raised to the caller."""
-    report = verify(load_artifact(args.artifact), args.model, args.features)
+    with as_onnx(args.model, args.tensorflow_python) as onnx:
+        report = verify(load_artifact(args.artifact), onnx, args.features)
     if args.json:
         print(json.dumps(facts(report)))
     else:

@@ -1,4 +1,7 @@
-"""Recognises Bucketize in ONNX: a number compared with many boundaries, and the comparisons that hold counted."""
+"""Recognises Bucketize in ONNX: a number compared with many boundaries, and the comparisons that hold counted.
+
+Or TensorFlow's own operator of that name, which tf2onnx leaves as it is.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGrap
 from veltair.compiler.onnx.node_attributes import attribute
 
 MIRRORED = {"GreaterOrEqual": "LessOrEqual", "Greater": "Less", "Less": "Greater", "LessOrEqual": "GreaterOrEqual"}
+TENSORFLOW = "Bucketize"
 SUMS = (TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT)
 
 
@@ -28,15 +32,19 @@ class BucketizePattern:
     source: KeySource
     edges: tuple[float, ...]  # float32, rising
     counts: NDArray[np.generic]  # the sum in each bucket: below the first edge, …, from the last one on
-    nan: int  # the bucket of NaN, which no comparison holds for
+    nan: int  # the bucket of NaN
 
 
 def find_bucketize(graph: OnnxGraphIndex, numeric: tuple[str, ...]) -> dict[str, BucketizePattern]:
-    """The buckets by the name of each sum's node, of inputs that nothing else reads, for lookups alone.
+    """The buckets by the name of each node that gives them, of inputs that nothing else reads, for lookups alone.
 
     numeric: operators that may stand between sum and lookup.
     """
-    found = {node.name: b for node in graph.nodes if (b := _match_bucketize(node, graph)) is not None}
+    found: dict[str, BucketizePattern] = {}
+    for node in graph.nodes:
+        match = _match_operator if node.op_type == TENSORFLOW else _match_sum
+        if (buckets := match(node, graph)) is not None:
+            found[node.name] = buckets
     sums = {node.name: node for node in graph.nodes if node.name in found}
     kept = {name for name in found if _only_looked_up(sums[name].output[0], graph, numeric)}
     wrong = {b.source.name for name, b in found.items() if name not in kept}
@@ -44,7 +52,23 @@ def find_bucketize(graph: OnnxGraphIndex, numeric: tuple[str, ...]) -> dict[str,
     return {name: b for name, b in found.items() if b.source.name not in wrong}
 
 
-def _match_bucketize(node: onnx.NodeProto, graph: OnnxGraphIndex) -> BucketizePattern | None:
+def _match_operator(node: onnx.NodeProto, graph: OnnxGraphIndex) -> BucketizePattern:
+    """TensorFlow's operator: the number of boundaries that are not above; of NaN, which is below none, all of them.
+
+    Raises ModelError, since ONNX has no such operator that anything else could take.
+    """
+    limits = np.asarray(attribute(node, "boundaries", []), np.float32)
+    source = _match_input(node.input[0], graph, (1, 2))
+    if not limits.size or not np.isfinite(limits).all() or (np.diff(limits) < 0).any():
+        raise graph.error(node, "expected boundaries, float32 numbers that do not fall")
+    if source is None:
+        raise graph.error(node, "expected to read an input of float32 or int64 with one value a row")
+    edges, often = np.unique(limits, return_counts=True)
+    counts = np.concatenate([[0], np.cumsum(often)]).astype(np.int32)
+    return BucketizePattern(source, tuple(edges.tolist()), counts, len(edges))
+
+
+def _match_sum(node: onnx.NodeProto, graph: OnnxGraphIndex) -> BucketizePattern | None:
     cast = graph.producer.get(node.input[0]) if node.op_type == "ReduceSum" else None
     compare = graph.producer.get(cast.input[0]) if cast is not None and cast.op_type == "Cast" else None
     if cast is None or compare is None or compare.op_type not in MIRRORED or len(node.input) < 2:
@@ -70,8 +94,11 @@ def _match_bucketize(node: onnx.NodeProto, graph: OnnxGraphIndex) -> BucketizePa
     return BucketizePattern(source, tuple(edges.tolist()), counts.astype(dtype), 0 if greater else len(edges))
 
 
-def _match_input(name: str, graph: OnnxGraphIndex) -> KeySource | None:
-    """The input that a tensor (batch, 1) of float32 is, by way of Cast and Unsqueeze."""
+def _match_input(name: str, graph: OnnxGraphIndex, ranks: tuple[int, ...] = (2,)) -> KeySource | None:
+    """The input that a tensor of float32 with one value a row is, by way of Cast and Unsqueeze.
+
+    ranks: those that the tensor may have: (batch,), (batch, 1).
+    """
     whole = raised = False
     while name in graph.producer:
         node = graph.producer[name]
@@ -82,7 +109,8 @@ def _match_input(name: str, graph: OnnxGraphIndex) -> KeySource | None:
         else:
             return None
         name = node.input[0]
-    if name not in graph.inputs or graph.rows(name) != (1 if raised else 2):
+    rank = graph.rows(name) if name in graph.inputs else None
+    if rank is None or (rank + raised) not in ranks or rank + raised > 2:
         return None
     wanted = TensorProto.INT64 if whole else TensorProto.FLOAT
     return KeySource(name, "int" if whole else "float") if graph.type_of(name) == wanted else None
@@ -94,19 +122,25 @@ def _axes(node: onnx.NodeProto, graph: OnnxGraphIndex) -> list[int]:
 
 
 def _only_looked_up(name: str, graph: OnnxGraphIndex, numeric: tuple[str, ...]) -> bool:
-    """Whether a tensor only picks rows of constant tables."""
-    users = graph.users(name)
-    for user in users:
-        if user.op_type == "Gather" and list(user.input).index(name) == 1:
-            table = graph.constant(user.input[0])
-            if table is None or table.ndim != 2 or attribute(user, "axis", 0) not in (0, -2):
-                return False
-            continue
-        others = [given for given in user.input if given and given != name]
-        known = user.op_type in VIEWS or all(graph.constant(given) is not None for given in others)
-        if user.op_type not in (*numeric, *VIEWS) or not known or not _only_looked_up(user.output[0], graph, numeric):
+    """Whether a tensor, and what operators make of it and constants alone, only picks rows of constant tables."""
+    made, left, between = {name}, [name], list[onnx.NodeProto]()
+    while left:
+        given = left.pop()
+        if graph.is_output(given) or not graph.users(given):
             return False
-    return bool(users) and not graph.is_output(name)
+        for user in graph.users(given):
+            if user.op_type == "Gather" and list(user.input).index(given) == 1:
+                table = graph.constant(user.input[0])
+                if table is None or table.ndim != 2 or attribute(user, "axis", 0) not in (0, -2):
+                    return False
+            elif user.op_type not in (*numeric, *VIEWS):
+                return False
+            elif user.output[0] not in made:
+                made.add(user.output[0])
+                left.append(user.output[0])
+                between.append(user)
+    others = {given for node in between if node.op_type not in VIEWS for given in node.input if given} - made
+    return all(graph.constant(given) is not None for given in others)
 
 
 def _all_counted(name: str, graph: OnnxGraphIndex, kept: set[str]) -> bool:

@@ -18,8 +18,10 @@ from onnx import TensorProto
 
 from veltair.compiler.features.feature_description import DEFAULT_TEXT_BYTES, Feature, FeatureColumn, FeatureDescription
 from veltair.compiler.features.feature_tables import FeatureTable
+from veltair.compiler.features.fingerprint import fingerprint64
 from veltair.compiler.features.from_onnx.bucketize_pattern import BucketizePattern, find_bucketize
 from veltair.compiler.features.from_onnx.graph_rewriter import ColumnTensor, GraphRewriter
+from veltair.compiler.features.from_onnx.hash_buckets import HASHES, MOST_BUCKETS, find_hashed, is_hash, read_buckets
 from veltair.compiler.features.from_onnx.id_operators import NUMERIC, apply_operators, find_encoder
 from veltair.compiler.features.from_onnx.identify_columns import LOOKUPS, gathered_tables, identify_columns
 from veltair.compiler.features.from_onnx.key_sources import KeySource, find_key_source
@@ -29,10 +31,10 @@ from veltair.compiler.features.from_onnx.safety_steps import drop_proved_steps
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.errors import ModelError
 
-TEXTUAL = (*ENCODERS, "StringSplit", "StringNormalizer", "StringConcat", "RegexFullMatch")
+TEXTUAL = (*ENCODERS, *HASHES, "StringSplit", "StringNormalizer", "StringConcat", "RegexFullMatch")
 WAYS = (
-    "text goes through StringConcat, StringNormalizer, StringSplit, LabelEncoder or CategoryMapper to a Gather of a "
-    "constant table, or is cast"
+    "text goes through StringConcat, StringNormalizer, StringSplit, LabelEncoder, CategoryMapper or "
+    "StringToHashBucketFast to a Gather of a constant table, or is cast"
 )
 
 
@@ -91,7 +93,7 @@ class _ColumnReader:
             "veltair.max_bytes", str(DEFAULT_TEXT_BYTES)
         )
         self._buckets = find_bucketize(self.graph, NUMERIC)
-        encoders = [node.name for node in self.graph.nodes if node.op_type in ENCODERS]
+        encoders = [node.name for node in self.graph.nodes if node.op_type in ENCODERS or is_hash(node)]
         self._encoders = (*encoders, *self._buckets)
         self.features: dict[str, Feature] = {}
         self.columns: dict[str, FeatureColumn] = {}
@@ -118,14 +120,14 @@ class _ColumnReader:
         if buckets is not None:
             self._bucketized(lookup, between, encoder, buckets)
             return
+        if is_hash(encoder):
+            self._hashed(lookup, between, encoder)
+            return
         found, source = self._encoding(encoder), find_key_source(encoder, self.graph)
         rows = self._rows(lookup, self._ids(lookup, between, encoder, found.values))
         out, combiner = lookup.output[0], None
         if source.split is not None:
-            if rows[found.keys.index("") if "" in found.keys else -1].any():
-                raise self.graph.error(
-                    lookup, "an empty string, which StringSplit pads with, leads to a row that is not zero"
-                )
+            self._check_padding(lookup, rows[found.keys.index("") if "" in found.keys else -1])
             out, combiner = self._reduced(lookup, source.split)
         self._add(out, lookup, source, found.keys, rows, combiner)
 
@@ -158,6 +160,28 @@ class _ColumnReader:
         self.columns[out] = FeatureColumn(
             feature=source.name, name=out, boundaries=buckets.edges, default=buckets.nan, table=out
         )
+
+    def _hashed(self, lookup: onnx.NodeProto, between: Sequence[onnx.NodeProto], encoder: onnx.NodeProto) -> None:
+        """A row for each bucket: what the operators before the lookup make of its number is the row's place."""
+        source, buckets, out = find_hashed(encoder, self.graph), read_buckets(encoder, self.graph), lookup.output[0]
+        table = self.graph.weights[lookup.input[0]].dims[0]
+        if buckets > (MOST_BUCKETS if between else table):
+            most = f"at most {MOST_BUCKETS} where operators stand between" if between else f"no more than {table} rows"
+            raise self.graph.error(encoder, f"{buckets} buckets before the lookup {lookup.name!r}; expected {most}")
+        rows, combiner = self._rows(lookup, self._ids(lookup, between, encoder, np.arange(buckets))), None
+        if source.split is not None:
+            self._check_padding(lookup, rows[fingerprint64(b"") % buckets])
+            out, combiner = self._reduced(lookup, source.split)
+        self._feature(source, lookup)
+        self.tables[out], self.origin[out] = rows, lookup
+        self.columns[out] = FeatureColumn(feature=source.name, name=out, hash=buckets, table=out, combiner=combiner)
+
+    def _check_padding(self, lookup: onnx.NodeProto, row: NDArray[np.float32]) -> None:
+        """Refuses a lookup whose row for an empty text counts, since StringSplit makes empty texts."""
+        if row.any():
+            raise self.graph.error(
+                lookup, "an empty string, which StringSplit pads with, leads to a row that is not zero"
+            )
 
     def _floats(self, encoder: onnx.NodeProto) -> None:
         """An encoder that gives numbers: rows of one."""

@@ -11,6 +11,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from veltair.compiler.features.feature_description import ColumnInput
+from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW
+from veltair.compiler.features.from_onnx.hash_buckets import is_hash
 from veltair.compiler.features.from_onnx.safety_steps import nodes_needed
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.errors import ModelError
@@ -126,10 +128,20 @@ def infer_shapes(proto: onnx.ModelProto) -> dict[str, list[int]]:
         if tensor.name not in listed
     ]
     outline = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
-    outline.graph.CopyFrom(helper.make_graph(graph.node, graph.name or "g", inputs, graph.output, small))
+    nodes = [_with_known_shape(node) for node in graph.node]
+    outline.graph.CopyFrom(helper.make_graph(nodes, graph.name or "g", inputs, graph.output, small))
     found = onnx.shape_inference.infer_shapes(outline, data_prop=True).graph
     return {
         value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         for value in (*found.value_info, *found.input, *found.output)
         if value.type.tensor_type.HasField("shape")
     }
+
+
+def _with_known_shape(node: onnx.NodeProto) -> onnx.NodeProto:
+    """The node; for an operator that ONNX does not know, one whose output has the same type and shape."""
+    if is_hash(node):
+        return helper.make_node("Cast", node.input[:1], node.output, node.name, to=TensorProto.INT64)
+    if node.op_type == TENSORFLOW:
+        return helper.make_node("Cast", node.input[:1], node.output, node.name, to=TensorProto.INT32)
+    return node

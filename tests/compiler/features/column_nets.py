@@ -11,6 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 ML = "ai.onnx.ml"
+CONTRIB = "ai.onnx.contrib"
 CHANCE = np.random.default_rng(0)
 CITIES = CHANCE.standard_normal((5, 4)).astype(np.float32)
 ITEMS = np.concatenate([CHANCE.standard_normal((6, 3)), np.zeros((1, 3))]).astype(np.float32)  # the last is padding
@@ -18,6 +19,10 @@ CONSTANTS = {
     "cities": CITIES,
     "items": ITEMS,
     "one": np.array([1]),
+    "three": np.array([3]),
+    "five": np.array([5]),
+    "many": np.array([1 << 20]),
+    "none": np.array([0]),
     "two": np.array(2),
     "zero": np.array(0),
     "top": np.array(4),
@@ -40,13 +45,17 @@ def encoder(given: str, out: str, keys: Sequence[str], values: Sequence[int], de
     return node("LabelEncoder", [given], out, domain=ML, **given_keys)
 
 
+def hashed(given: str, out: str, buckets: str) -> onnx.NodeProto:
+    return node("StringToHashBucketFast", [given, buckets], out, domain=CONTRIB)
+
+
 def model(path: Path, nodes: Sequence[onnx.NodeProto], inputs: Inputs, outputs: Sequence[str]) -> Path:
     listed = [helper.make_tensor_value_info(name, kind, list(shape)) for name, (kind, shape) in inputs.items()]
     outs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
     used = {name for n in nodes for name in n.input}
     weights = [numpy_helper.from_array(value, name) for name, value in CONSTANTS.items() if name in used]
     graph = helper.make_graph(nodes, "g", listed, outs, weights)
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(ML, 4)]
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(ML, 4), helper.make_opsetid(CONTRIB, 1)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
     return path
 

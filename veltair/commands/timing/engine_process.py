@@ -13,7 +13,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +78,21 @@ def peer_feeds(model: Path, feeds: Feeds, batch: int) -> Feeds:
     return found
 
 
-def load_veltair(artifact: Artifact, feeds: Feeds, batch: int, threads: int) -> Callable[[], object]:
-    """A run of the artifact, each layer in the version that is fastest alone on `threads` cores by its profile."""
+def load_veltair(
+    artifact: Artifact, feeds: Feeds, batch: int, threads: int, inputs: Sequence[NDArray[Any]] | None = None
+) -> Callable[[], object]:
+    """A run of the artifact, each layer in the version that is fastest alone on `threads` cores by its profile.
+
+    inputs: the arrays that kernels read, one for each of `InputLayout.tensors` (default: new ones).
+    """
     from veltair.profiles.runtime.executor import Executor, aligned_zeros
 
     cores = usable_machine().cores
     pool = pinned_threads.PinnedThreads(cores)  # kernels that are loaded after this use it
     executor = Executor(artifact)
     manifest = artifact.manifest
-    inputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.input_tensors]
+    if inputs is None:
+        inputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.input_tensors]
     raw = {
         name: Strings.from_values(array.ravel()) if array.dtype.hasobject else array for name, array in feeds.items()
     }

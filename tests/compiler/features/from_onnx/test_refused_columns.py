@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from features.column_nets import CITY, HISTORY, STRING, encoder, model, node
+from features.column_nets import CITY, HISTORY, STRING, encoder, hashed, model, node
 from onnx import TensorProto
 
 from veltair.compiler.onnx.onnx_model import load_model
@@ -53,6 +53,19 @@ WRONG: list[Any] = [
     ([node("StringSplit", ["history"], ["tokens", "n"]), *HISTORY[1:]], "one ASCII character"),
     ([encoder("city", "city.id", ["a", "a"], [1, 2], 0), CITY[1]], "a key stands twice"),
     ([encoder("city", "city.id", ["a", "b"], [1], 0), CITY[1]], "2 keys, 1 values"),
+    ([hashed("city", "h", "zero-d"), LOOKED_UP], "expected texts and a constant number of buckets"),
+    ([hashed("city", "h", "none"), LOOKED_UP], "0 buckets; expected 1 to 2147483647"),
+    ([hashed("city", "h", "many"), LOOKED_UP], "1048576 buckets before the lookup 'h.rows'; expected no more than 5"),
+    (
+        [node("StringConcat", ["city", "dash"], "both"), hashed("both", "h", "five"), LOOKED_UP],
+        "hashes what StringConcat or StringNormalizer makes",
+    ),
+    (
+        [node("Cast", ["city"], "text", to=STRING), hashed("text", "h", "five"), LOOKED_UP],
+        "makes text for a hash; expected it to do so of whole numbers",
+    ),
+    ([hashed("city", "h", "five"), node("Cast", ["h"], "y", to=TensorProto.FLOAT)], "no column begins at its strings"),
+    ([HISTORY[0], hashed("tokens", "token.id", "three"), *HISTORY[2:]], "leads to a row that is not zero"),
     ([*HISTORY, encoder("history", "h", ["a"], [1], 0), LOOKED_UP], "input 'history' is read whole and split"),
 ]
 

@@ -1,0 +1,56 @@
+"""Reads the hash of onnxruntime-extensions, `StringToHashBucketFast`: TensorFlow's Fingerprint64 modulo the buckets.
+
+The operator's domain is `ai.onnx.contrib`; tf2onnx writes it for `tf.strings.to_hash_bucket_fast`. Its inputs are the
+texts and the number of buckets, as a constant.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import TensorProto
+
+from veltair.compiler.features.from_onnx.key_sources import KeySource, find_key_source
+from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
+from veltair.compiler.onnx.node_attributes import attribute
+
+CONTRIB = "ai.onnx.contrib"
+HASHES = ("StringToHashBucketFast",)
+MOST_BUCKETS = 1 << 24  # behind which operators are carried out on all ids
+INTEGERS = (TensorProto.INT64, TensorProto.INT32)
+
+
+def is_hash(node: onnx.NodeProto) -> bool:
+    return node.domain == CONTRIB and node.op_type in HASHES
+
+
+def read_buckets(node: onnx.NodeProto, graph: OnnxGraphIndex) -> int:
+    """The number of buckets. Raises ModelError unless it is a constant from 1 to 2**31 - 1."""
+    value = graph.constant(node.input[1]) if len(node.input) == 2 else None
+    if value is None or value.size != 1 or value.dtype.kind not in "iu":
+        raise graph.error(node, "expected texts and a constant number of buckets")
+    buckets = int(value.reshape(-1)[0])
+    if not 1 <= buckets < 1 << 31:
+        raise graph.error(node, f"{buckets} buckets; expected 1 to {(1 << 31) - 1}")
+    return buckets
+
+
+def find_hashed(node: onnx.NodeProto, graph: OnnxGraphIndex) -> KeySource:
+    """Where the hashed values come from: a text, its tokens, or a whole number that is cast to text.
+
+    Raises ModelError for operators that are not known.
+    """
+    name = node.input[0]
+    while name in graph.producer and graph.producer[name].op_type in VIEWS:
+        name = graph.producer[name].input[0]
+    cast = graph.producer.get(name)
+    if cast is not None and cast.op_type == "Cast" and attribute(cast, "to", 0) == TensorProto.STRING:
+        source = find_key_source(cast, graph)
+        if source.kind != "int" or graph.type_of(source.name) not in INTEGERS:
+            raise graph.error(cast, "makes text for a hash; expected it to do so of whole numbers")
+        return source
+    source = find_key_source(node, graph)
+    if source.kind == "int":
+        raise graph.error(node, "hashes numbers; expected text, or whole numbers that are cast to text")
+    if source.parts:
+        raise graph.error(node, "hashes what StringConcat or StringNormalizer makes; expected an input of the model")
+    return source

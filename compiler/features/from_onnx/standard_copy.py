@@ -1,0 +1,112 @@
+"""A model whose columns' foreign operators are standard ones, so that ONNX Runtime alone can run it.
+
+`Bucketize` becomes comparisons that are counted. ONNX has no hash: the buckets become inputs, whose values the
+reference computes from the features (`HashedIds.values`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from veltair.compiler.features.fingerprint import fingerprint64
+from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW
+from veltair.compiler.features.from_onnx.hash_buckets import find_hashed, is_hash, read_buckets
+from veltair.compiler.features.from_onnx.key_sources import KeySource
+from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
+from veltair.compiler.onnx.node_attributes import attribute
+from veltair.profiles.artifact.strings import Strings
+
+
+@dataclass(frozen=True, slots=True)
+class HashedIds:
+    """An input that stands for a hash.
+
+    >>> HashedIds("ids", KeySource("city", "string"), 3, 1).values(Strings.from_values([b"Hello", b"2.x"]))
+    array([0, 2])
+    """
+
+    name: str
+    source: KeySource  # where the hashed values come from
+    buckets: int
+    rank: int  # of the feature's input: (batch,), (batch, 1)
+
+    def values(self, given: Strings | NDArray[Any]) -> NDArray[np.int64]:
+        """The buckets of a feature's values, in the shape of its input; tokens in one more dimension, padded."""
+        if isinstance(given, Strings):
+            texts = list(given.tolist())
+        else:
+            texts = [b"%d" % number for number in given.reshape(-1).tolist()]
+        shape: tuple[int, ...] = (len(texts), 1)[: self.rank]
+        if self.source.split is not None:
+            rows = [text.split(self.source.separator.encode()) if text else [] for text in texts]
+            most = max(map(len, rows), default=0)
+            texts = [token for row in rows for token in (row + [b""] * most)[:most]]
+            shape = (*shape, most)
+        return np.array([fingerprint64(text) % self.buckets for text in texts], np.int64).reshape(shape)
+
+
+def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds]] | None:
+    """The model of a file without foreign operators, and its new inputs; None where it has no such operators.
+
+    External data stays outside. Raises ModelError for a hash that is no column's.
+    """
+    proto = onnx.load(str(path), load_external_data=False)
+    if not any(is_hash(node) or node.op_type == TENSORFLOW for node in proto.graph.node):
+        return None
+    graph, hashed, nodes = OnnxGraphIndex(proto, path), list[HashedIds](), list[onnx.NodeProto]()
+    for node in proto.graph.node:
+        if is_hash(node):
+            source = find_hashed(node, graph)
+            ids = HashedIds(f"{node.output[0]}/ids", source, read_buckets(node, graph), graph.rows(source.name) or 1)
+            hashed.append(ids)
+            dims = ["B", 1][: ids.rank] + ["tokens"] * (source.split is not None)
+            proto.graph.input.append(helper.make_tensor_value_info(ids.name, TensorProto.INT64, dims))
+            nodes += _views(node, ids.name, graph)
+        elif node.op_type == TENSORFLOW:
+            nodes += _counted(node, proto.graph)
+        else:
+            nodes.append(node)
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    return proto, hashed
+
+
+def _views(node: onnx.NodeProto, ids: str, graph: OnnxGraphIndex) -> list[onnx.NodeProto]:
+    """The views between a feature, or its tokens, and its hash, on the ids instead of the texts."""
+    views, name = list[onnx.NodeProto](), node.input[0]
+    while (before := graph.producer.get(name)) is not None and before.op_type in (*VIEWS, "Cast"):
+        if before.op_type != "Cast":
+            views.insert(0, before)
+        name = before.input[0]
+    found, given = list[onnx.NodeProto](), ids
+    for place, view in enumerate(views):
+        copy = onnx.NodeProto()
+        copy.CopyFrom(view)
+        copy.name = f"{ids}/view{place}"
+        copy.input[0], copy.output[0] = given, copy.name
+        given = copy.name
+        found.append(copy)
+    return [*found, helper.make_node("Identity", [given], [node.output[0]], f"{ids}/end")]
+
+
+def _counted(node: onnx.NodeProto, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Boundaries that a number is not below, counted; NaN is below none."""
+    out, edges = node.output[0], np.array(attribute(node, "boundaries", []), np.float32)
+    axis = numpy_helper.from_array(np.array([-1]), f"{out}/axis")
+    graph.initializer.extend([axis, numpy_helper.from_array(edges, f"{out}/edges")])
+    steps: tuple[tuple[str, list[str], str, dict[str, int]], ...] = (
+        ("Cast", [node.input[0]], f"{out}/number", {"to": TensorProto.FLOAT}),
+        ("Unsqueeze", [f"{out}/number", axis.name], f"{out}/raised", {}),
+        ("Less", [f"{out}/raised", f"{out}/edges"], f"{out}/below", {}),
+        ("Not", [f"{out}/below"], f"{out}/held", {}),
+        ("Cast", [f"{out}/held"], f"{out}/ones", {"to": TensorProto.INT32}),
+        ("ReduceSum", [f"{out}/ones", axis.name], out, {"keepdims": 0}),
+    )
+    return [helper.make_node(op, reads, [made], made, **more) for op, reads, made, more in steps]

@@ -1,0 +1,70 @@
+"""The model that an artifact is compared with: ONNX Runtime on the file that it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.compiler.features.feature_model import FeatureModel
+from veltair.compiler.features.feature_reference import reference_inputs as columns_of
+from veltair.compiler.features.from_onnx.standard_copy import HashedIds, standard_copy
+from veltair.compiler.features.random_features import RawValues
+from veltair.errors import ModelError
+from veltair.profiles.artifact.manifest import Manifest
+from veltair.profiles.artifact.strings import Strings
+
+Arrays = list[NDArray[Any]]
+NUMBERS = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(int32)": "int32"}  # ONNX Runtime's names
+
+
+class ReferenceModel:
+    """ONNX Runtime with the model's file. `front`: the feature columns that give some of its inputs. ::
+
+    ReferenceModel(Path("m.onnx"), manifest, front=None).outputs({"x": x}, {}, batch=1)
+    """
+
+    def __init__(self, model: Path, manifest: Manifest, front: FeatureModel | None) -> None:
+        import onnxruntime as ort
+
+        self._model, self._manifest, self._front = model, manifest, front
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        copy = standard_copy(model)
+        self._hashed: list[HashedIds] = copy[1] if copy else []  # inputs that stand for hashes, which ONNX lacks
+        given: str | bytes = str(model)
+        if copy is not None:
+            given = copy[0].SerializeToString()
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(model.parent))
+        try:
+            self._session: Any = ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime raises its own types
+            raise ModelError(f"{model}: ONNX Runtime cannot load it: {error}") from None
+
+    def outputs(self, feeds: Mapping[str, NDArray[Any]], raw: Mapping[str, RawValues], batch: int) -> Arrays:
+        """The model's outputs. `raw`: the features that its other inputs are computed from."""
+        given = dict(feeds)
+        if self._front:
+            # A column's input may have the name of its feature.
+            computed = dict(raw) | columns_of(self._front.description, raw, self._front.tables)
+            for value in self._session.get_inputs():
+                if value.name in computed:
+                    given[value.name] = _as_onnx_input(value, computed[value.name])
+            given |= {ids.name: ids.values(raw[ids.source.name]) for ids in self._hashed}
+        try:
+            found: Arrays = self._session.run([port.name for port in self._manifest.outputs], given)
+        except Exception as error:  # ONNX Runtime raises its own types
+            raise ModelError(f"{self._model}: ONNX Runtime cannot run it at batch {batch}: {error}") from None
+        return found
+
+
+def _as_onnx_input(value: Any, given: NDArray[Any] | Strings) -> NDArray[Any]:
+    """The array as ONNX Runtime takes it: in the input's shape and type, text as objects."""
+    if isinstance(given, Strings):
+        array = np.array([text.decode() for text in given.tolist()], object)
+    else:
+        array = given.astype(NUMBERS[value.type])
+    return array.reshape(len(given), *value.shape[1:])
