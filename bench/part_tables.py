@@ -140,6 +140,23 @@ def simulator() -> str:
     return markdown_table(["policy", "offered QPS", "blocks a query", "first run", "queries a second"], rows)
 
 
+def routers() -> str:
+    rows = [
+        [
+            row["router"],
+            row["machines_that_die"],
+            f"{row['in_time'] * 100:.1f} %",
+            f"{row['worst_in_time'] * 100:.1f} % ({row['worst_tenant']})",
+            f"{row['refused']:,}",
+            f"{row['lost']:,}",
+            f"{row['offered']:,}",
+        ]
+        for row in _read("routers")["rows"]
+    ]
+    header = ["router", "machines that die", "in time", "worst tenant", "refused", "lost", "queries"]
+    return markdown_table(header, rows)
+
+
 def recom_e_gains(rows: Sequence[Mapping[str, Any]]) -> str:
     """How many times faster RECom's E is than its peers, each in the peer's precision."""
     times = {(row["batch"], row["threads"], row["engine"], row["precision"], row.get("only")): row for row in rows}

@@ -119,6 +119,8 @@ PARTS = {
     "simulator": Part(
         ("simulator.json",), lambda at: [("bench.paper.simulator_speed", "--out", at.result("simulator"))]
     ),
+    "routers": Part(("routers.json",), lambda at: [("bench.paper.routers", "--out", at.result("routers"))]),
+    "node-cases": Part(("node-cases.json",), lambda at: [("bench.node_cases", "--out", at.result("node-cases"))]),
     "micro": Part(("micro/*.json",), lambda at: [("bench.micro.run", "--save")], fixed=True),
     "way": Part(("way.json", "fronts.json", "front.json"), _way),
     "loads": Part(("model-loads.json",), _model_loads),

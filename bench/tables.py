@@ -252,6 +252,13 @@ tables that follow from the models (`python -m bench.paper.simulator_speed`; bar
         part_tables.simulator,
     ),
     Section(
+        "Many machines behind a router",
+        """100 simulated machines of 64 cores, each with the paper's mix at 0.6 of its file's rates (27,000 queries a
+second in all), for half a second of virtual time (`python -m bench.paper.routers`). Two choices see both queues as they
+are at that moment; reports for deadlines come every 100 ms and 5 ms late. A router knows of a death after 100 ms.""",
+        part_tables.routers,
+    ),
+    Section(
         "Reality check of the simulator",
         """The same scenario on the daemon and in the simulator with the machine's model (`python -m
 bench.paper.reality`; bar: within 20 %). [The results of the paper](results.md) discuss the differences.""",

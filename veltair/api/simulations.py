@@ -13,14 +13,17 @@ from rich.console import Console
 
 from veltair.api.plotting import draw_bars
 from veltair.errors import ConfigError
+from veltair.loadgen.tenant_results import pool_outcomes
 from veltair.scenarios import find_scenario
 from veltair.scheduler.event_log.header import dump_header
 from veltair.scheduler.policies.by_name import POLICIES
+from veltair.simulation.machine_cluster import MachineCluster, check_cluster
 from veltair.simulation.machine_model.machine_model import load_machine_model
 from veltair.simulation.machine_model.modelled_profiles import scenario_models
 from veltair.simulation.peak_search import WIDTH, RateTrial, find_peak, try_scale
 from veltair.simulation.recorded_run import make_simulation_header
 from veltair.simulation.report import PolicySummary, print_results, summarize
+from veltair.simulation.routers import chosen_routers
 from veltair.simulation.simulation import Simulation
 from veltair.simulation.simulation_scenario import SimulationScenario, read_simulation_scenario
 from veltair.terminal import UNBOUNDED
@@ -29,12 +32,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DEFAULT_MACHINE = "threadripper-3990x"  # the paper's
+DEFAULT_ROUTER = "deadlines"
 Progress: TypeAlias = Callable[[str, float], None]  # what runs, and the share of all that is done
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """The figures of each policy. `print` shows them as tables.
+    """The figures of each policy, of many machines those under each router. `print` shows them as tables.
 
     ::
 
@@ -45,21 +49,24 @@ class SimulationResult:
 
     simulation: Simulation
     policies: tuple[PolicySummary, ...]
+    machines: int = 1
 
     def __getitem__(self, policy: str) -> PolicySummary:
-        return next(each for each in self.policies if each.policy == policy)
+        """Return the figures of a policy, or of a policy and a router as in "veltair, deadlines"."""
+        return next(each for each in self.policies if policy in (each.title, each.policy))
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """The share of each tenant's queries that were in time, by policy. Needs matplotlib (`veltair[plot]`)."""
         names = [tenant.name for tenant in self.simulation.scenario.tenants]
-        rates = {each.policy: [(t.qos_rate or 0.0) * 100 for t in each.tenants] for each in self.policies}
+        rates = {each.title: [(t.qos_rate or 0.0) * 100 for t in each.tenants] for each in self.policies}
         return draw_bars(rates, names, "queries within target, %", self.simulation.model.title, path)
 
     def print(self, console: Console) -> None:
         """Print the tables; only breached targets are red."""
         simulation = self.simulation
         cores = len(simulation.machine.cores)
-        print_results(console, self.policies, simulation.scenario.tenants, simulation.model.title, cores)
+        title = simulation.model.title if self.machines == 1 else f"{self.machines} x {simulation.model.title}"
+        print_results(console, self.policies, simulation.scenario.tenants, title, cores)
 
     def __str__(self) -> str:
         console = Console(width=UNBOUNDED, color_system=None, file=io.StringIO())
@@ -76,6 +83,8 @@ def simulate(
     cores: int | None = None,
     peak: bool = False,
     seeds: int = 3,
+    machines: int | None = None,
+    routers: str | Sequence[str] = DEFAULT_ROUTER,
     log: TextIO | None = None,
     progress: Progress = lambda what, share: None,
 ) -> SimulationResult:
@@ -91,6 +100,9 @@ def simulate(
         cores: of the machine in use; all by default.
         peak: search the highest rate at which every tenant's QoS holds, instead of the scenario's rates.
         seeds: runs of each rate, pooled.
+        machines: how many machines of this kind stand behind a router, each with the scenario's rates; None: one
+            machine and no router.
+        routers: which of the machines gets a query, by one rule or several.
         log: where every event and decision of a single run goes, to replay.
 
     Raises ConfigError.
@@ -102,20 +114,31 @@ def simulate(
         scenario = read_simulation_scenario(find_scenario(scenario))
     if log is not None and (peak or len(names) > 1 or seeds > 1):
         raise ConfigError("log: expected a single run: one policy, one seed and no search of the peak")
+    ways = chosen_routers([routers] if isinstance(routers, str) else routers)
+    if machines is not None:
+        check_cluster(scenario, machines)
+        if peak or log is not None:
+            raise ConfigError(f"machines: expected no {'search of the peak' if peak else 'log'} with many machines")
+    elif scenario.failures or any(tenant.machines is not None for tenant in scenario.tenants):
+        raise ConfigError("the scenario is one of many machines (failures, tenants.machines): expected how many")
     model = load_machine_model(machine)
     model.machine(cores)  # raises for an impossible count before the profiles are made
     simulation = Simulation(scenario, model, scenario_models(scenario, model, cores=cores), cores)
     chosen = range(scenario.load.seed, scenario.load.seed + seeds)
     found = []
-    for number, name in enumerate(names):
+    pairs = [(name, way) for name in names for way in (ways if machines is not None else [None])]
+    for number, (name, way) in enumerate(pairs):
 
         def report(what: str, share: float, done: int = number) -> None:
-            progress(what, (done + share) / len(names))
+            progress(what, (done + share) / len(pairs))
 
-        found.append(
-            _find_peak(simulation, name, chosen, report) if peak else _run(simulation, name, chosen, log, report)
-        )
-    return SimulationResult(simulation, tuple(found))
+        if machines is not None and way is not None:
+            found.append(_run_cluster(simulation, name, way, machines, chosen, report))
+        elif peak:
+            found.append(_find_peak(simulation, name, chosen, report))
+        else:
+            found.append(_run(simulation, name, chosen, log, report))
+    return SimulationResult(simulation, tuple(found), machines or 1)
 
 
 def chosen_policies(names: Sequence[str]) -> list[str]:
@@ -131,6 +154,23 @@ def _run(simulation: Simulation, policy: str, seeds: range, log: TextIO | None, 
         log.write(dump_header(make_simulation_header(simulation, policy)) + "\n")
     tried = try_scale(simulation, policy, seeds, log=log, report=lambda share: progress(policy, share))
     return summarize(policy, tried, None)
+
+
+def _run_cluster(
+    simulation: Simulation, policy: str, router: str, machines: int, seeds: range, progress: Progress
+) -> PolicySummary:
+    runs = []
+    for done, seed in enumerate(seeds):
+        cluster = MachineCluster(simulation, policy, router, machines, seed)
+
+        def report(share: float, done: int = done) -> None:
+            progress(f"{policy}, {router}", (done + share) / len(seeds))
+
+        runs.append(cluster.run(report))
+    outcomes = pool_outcomes([run.outcomes for run in runs])
+    held = all(outcome.qos_held for outcome in outcomes)
+    tried = RateTrial(float(machines), simulation.scenario.qps * machines, runs, outcomes, held)
+    return summarize(policy, tried, None, router)
 
 
 def _find_peak(simulation: Simulation, policy: str, seeds: range, progress: Progress) -> PolicySummary:

@@ -13,11 +13,13 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, TimeRemainingColumn
 
-from veltair.api.simulations import DEFAULT_MACHINE, chosen_policies, simulate
+from veltair.api.simulations import DEFAULT_MACHINE, DEFAULT_ROUTER, chosen_policies, simulate
 from veltair.errors import ConfigError
 from veltair.scenarios import find_scenario
 from veltair.scheduler.policies.by_name import POLICIES
+from veltair.simulation.machine_cluster import check_cluster
 from veltair.simulation.machine_model.machine_model import machine_names
+from veltair.simulation.routers import ROUTERS, chosen_routers
 from veltair.simulation.simulation import Simulation
 from veltair.simulation.simulation_scenario import MOST_QUERIES, SimulationScenario, read_simulation_scenario
 from veltair.terminal import ProgressLines, result_console
@@ -32,6 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cores", type=int, metavar="N", help="of the machine in use (default: all)")
     parser.add_argument(
+        "--machines", type=int, metavar="N", help="behind a router, each with the scenario's rates (default: no router)"
+    )
+    parser.add_argument("--router", metavar="A,B,…", help=f"of {', '.join(ROUTERS)} (default: {DEFAULT_ROUTER})")
+    parser.add_argument(
         "--find-peak", action="store_true", help="search the highest rate at which every tenant's QoS holds"
     )
     parser.add_argument("--percentile", type=float, metavar="P", help="of every tenant, such as 0.99")
@@ -45,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
 examples:
   veltair simulate mix
-  veltair simulate scenario.toml --policy veltair,edf --cores 64 --json"""
+  veltair simulate scenario.toml --policy veltair,edf --cores 64 --json
+  veltair simulate mix --machines 10 --router random,two-choices,deadlines"""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     except ConfigError as error:
         raise ConfigError(f"--policy: {error}") from None
     scenario = _overridden(read_simulation_scenario(find_scenario(args.scenario)), args)
+    routers = _chosen_routers(args, scenario)
     if args.log is not None and (args.find_peak or len(policies) > 1 or args.seeds > 1):
         raise ConfigError("--log: expected a single run: one policy, --seeds 1 and no --find-peak")
     notes = Console(stderr=True, markup=False, highlight=False)
@@ -78,16 +86,44 @@ def run(args: argparse.Namespace) -> int:
             cores=args.cores,
             peak=args.find_peak,
             seeds=args.seeds,
+            machines=args.machines,
+            routers=routers,
             log=log,
             progress=progress,
         )
     if args.json:
         seeds = range(scenario.load.seed, scenario.load.seed + args.seeds)
         environment = _environment(result.simulation, seeds)
+        if args.machines is not None:
+            environment |= {
+                "machines": args.machines,
+                "routing": msgspec.to_builtins(scenario.routing),
+                "failures": msgspec.to_builtins(scenario.failures),
+            }
         print(json.dumps({"results": msgspec.to_builtins(result.policies), "environment": environment}))
     else:
         result.print(result_console())
     return 0
+
+
+def _chosen_routers(args: argparse.Namespace, scenario: SimulationScenario) -> list[str]:
+    """The routers of the command line. Raises ConfigError, which names the option that does not fit."""
+    if args.machines is None:
+        if args.router is not None:
+            raise ConfigError("--router: expected --machines N with it")
+        if scenario.failures or any(tenant.machines is not None for tenant in scenario.tenants):
+            raise ConfigError(f"{args.scenario}: a scenario of many machines: expected --machines N")
+        return [DEFAULT_ROUTER]
+    if args.find_peak or args.log is not None:
+        raise ConfigError("--machines: not with --find-peak or --log")
+    try:
+        check_cluster(scenario, args.machines)
+    except ConfigError as error:
+        raise ConfigError(f"--machines {args.machines}: {error}") from None
+    try:
+        return chosen_routers((args.router or DEFAULT_ROUTER).split(","))
+    except ConfigError as error:
+        raise ConfigError(f"--router: {error}") from None
 
 
 def _overridden(scenario: SimulationScenario, args: argparse.Namespace) -> SimulationScenario:
@@ -111,7 +147,7 @@ def _overridden(scenario: SimulationScenario, args: argparse.Namespace) -> Simul
         if not 0 < args.percentile <= 1:
             raise ConfigError(f"--percentile: expected above 0 and at most 1, got {args.percentile}")
         tenants = tuple(msgspec.structs.replace(tenant, percentile=args.percentile) for tenant in tenants)
-    return SimulationScenario(tenants, load)
+    return msgspec.structs.replace(scenario, tenants=tenants, load=load)
 
 
 def _open_log(path: Path) -> TextIO:

@@ -54,7 +54,7 @@ class FrontEnd:
         self.ended_ns: dict[int, int] = {}  # by query: when the client has its answer
 
     def send(self, id: int, tenant: Tenant, time_ns: int) -> None:
-        """Plans a query. All queries are sent before the machine runs."""
+        """Plans a query, while the machine does not run."""
         before_ns = self._costs[tenant.name].before_ns
         self._sent[id] = tenant.name
 

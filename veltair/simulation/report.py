@@ -31,6 +31,7 @@ class TenantSummary(msgspec.Struct, frozen=True):
     mean_ms: float | None
     offered: int
     refused: int
+    lost: int = 0  # of machines that died before they answered
 
 
 class PolicySummary(msgspec.Struct, frozen=True):
@@ -46,9 +47,14 @@ class PolicySummary(msgspec.Struct, frozen=True):
     conflict_rate: float  # share of the blocks that started on fewer cores than they wanted
     core_seconds_per_query: float | None  # cores held x time
     tenants: list[TenantSummary]
+    router: str | None = None  # of many machines
+
+    @property
+    def title(self) -> str:
+        return self.policy if self.router is None else f"{self.policy}, {self.router}"
 
 
-def summarize(policy: str, tried: RateTrial, peak_qps: float | None) -> PolicySummary:
+def summarize(policy: str, tried: RateTrial, peak_qps: float | None, router: str | None = None) -> PolicySummary:
     """Returns the figures of a policy from a trial of one rate."""
     blocks, served = sum(run.blocks for run in tried.runs), sum(outcome.served for outcome in tried.outcomes)
     return PolicySummary(
@@ -58,6 +64,7 @@ def summarize(policy: str, tried: RateTrial, peak_qps: float | None) -> PolicySu
         round(sum(run.conflicts for run in tried.runs) / blocks, 6) if blocks else 0.0,
         round(sum(run.core_ns for run in tried.runs) / 1e9 / served, 6) if served else None,
         [_summarize_tenant(outcome) for outcome in tried.outcomes],
+        router,
     )
 
 
@@ -68,7 +75,8 @@ def _summarize_tenant(outcome: TenantOutcomes) -> TenantSummary:
         mean_ms = round(float(outcome.latency_ns.mean()) / 1e6, 4)
     qos_rate = None if outcome.qos_rate is None else round(outcome.qos_rate, 6)
     qps = round(outcome.served / outcome.window_ns * 1e9, 4) if outcome.window_ns else 0.0
-    return TenantSummary(outcome.name, qps, qos_rate, p50_ms, p95_ms, p99_ms, mean_ms, outcome.offered, outcome.refused)
+    times_ms = p50_ms, p95_ms, p99_ms, mean_ms
+    return TenantSummary(outcome.name, qps, qos_rate, *times_ms, outcome.offered, outcome.refused, outcome.errors)
 
 
 def print_results(
@@ -98,8 +106,8 @@ def print_results(
     for row in results:
         shown = row.peak_qps if row.peak_qps is not None else row.offered_qps
         work = "-" if row.core_seconds_per_query is None else f"{row.core_seconds_per_query * 1e3:.1f}"
-        policies.add(row.policy, f"{shown:.1f}", f"{row.conflict_rate * 100:.1f}", work)
-        policy = row.policy
+        policies.add(row.title, f"{shown:.1f}", f"{row.conflict_rate * 100:.1f}", work)
+        policy = row.title
         for load, tenant in zip(tenants, row.tenants, strict=True):
             rate = tenant.qos_rate
             breach = rate is not None and rate < load.percentile - 1e-9

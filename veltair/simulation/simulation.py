@@ -133,10 +133,10 @@ class Simulation:
             contention = CountingContention(self.model, self.machine, self.execution_rates, rng, lambda: virtual.now_ns)
             virtual = VirtualMachine(scheduler, contention)
             virtual.call_every(PERIOD_NS, partial(contention.event, samples=samples))
+            virtual.dispatch_ns = round(self.model.dispatch_ns)
         else:
-            virtual = VirtualMachine(scheduler, ContentionModel(self.model, self.machine, self.execution_rates, rng))
-        virtual.dispatch_ns = round(self.model.dispatch_ns)
-        front_end = FrontEnd(virtual, self._front_end_costs)
+            virtual = self.virtual_machine(scheduler, rng)
+        front_end = self.front_end(virtual)
         _send(front_end, self.tenants, arrivals)
         meter = RunMeter(scheduler, warm_ns, duration_ns)
         abandoned = False
@@ -152,7 +152,7 @@ class Simulation:
                 if allowed is not None and self._is_lost(virtual.now_ns, front_end, arrivals, warm_ns, allowed):
                     abandoned = True
                     break
-        outcomes = self._outcomes(virtual, front_end, arrivals, warm_ns, duration_ns)
+        outcomes = self.outcomes(front_end.ended_ns, virtual.outcome, arrivals, duration_ns)
         return SimulationRun(outcomes, meter.blocks, meter.conflicts, meter.core_ns, duration_ns - warm_ns, abandoned)
 
     @cached_property
@@ -171,18 +171,33 @@ class Simulation:
             case "demand":
                 return PredictedDemand(self.model.dram_gb_s)
 
-    def _outcomes(
-        self, virtual: VirtualMachine, front_end: FrontEnd, arrivals: Sequence[Times], warm_ns: int, duration_ns: int
+    def virtual_machine(self, scheduler: Scheduler, rng: np.random.Generator) -> VirtualMachine:
+        """Returns a machine of this kind that has nothing to do yet."""
+        contention = ContentionModel(self.model, self.machine, self.execution_rates, rng)
+        return VirtualMachine(scheduler, contention, dispatch_ns=round(self.model.dispatch_ns))
+
+    def front_end(self, virtual: VirtualMachine) -> FrontEnd:
+        return FrontEnd(virtual, self._front_end_costs)
+
+    def outcomes(
+        self, answered_ns: Mapping[int, int], outcome: Mapping[int, str], arrivals: Sequence[Times], duration_ns: int
     ) -> list[TenantOutcomes]:
+        """Returns what became of the queries of each tenant; those that neither were answered nor refused are errors.
+
+        Args:
+            answered_ns: by query: when the client had its answer.
+            outcome: by query: how it ended.
+        """
+        warm_ns = round(duration_ns * self.scenario.load.warmup)
         outcomes, first = [], 0
         for load, times in zip(self.scenario.tenants, arrivals, strict=True):
             ids = range(first, first + len(times))
             first += len(times)
-            finished = np.array([id in front_end.ended_ns for id in ids], bool)
-            done_ns = np.array([front_end.ended_ns.get(id, 0) for id in ids], np.int64)
-            rejected = np.array([virtual.outcome.get(id) == "rejected" for id in ids], bool)
+            finished = np.array([id in answered_ns for id in ids], bool)
+            done_ns = np.array([answered_ns.get(id, 0) for id in ids], np.int64)
+            rejected = np.array([outcome.get(id) == "rejected" for id in ids], bool)
             measured = times >= warm_ns
-            outcome = TenantOutcomes(
+            found = TenantOutcomes(
                 load.name,
                 load.target_ns,
                 load.percentile,
@@ -193,7 +208,7 @@ class Simulation:
                 served=int((finished & (done_ns >= warm_ns) & (done_ns < duration_ns)).sum()),
                 latency_ns=np.sort((done_ns - times)[measured & finished]),
             )
-            outcomes.append(outcome)
+            outcomes.append(found)
         return outcomes
 
     def _allowed_misses(

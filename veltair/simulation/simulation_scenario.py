@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,6 +52,7 @@ class TenantWorkload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     priority: Annotated[int, Meta(ge=1)] = 1
     max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1  # waiting queries that a policy may run as one
     arrivals: Literal["poisson", "even", "file"] = "poisson"
+    machines: tuple[Annotated[int, Meta(ge=0)], ...] | None = None  # of many, those where it is resident; default: all
     file: str | None = None  # with `arrivals = "file"`: times in seconds, one a line, ascending; `#` begins a comment
 
     def __post_init__(self) -> None:
@@ -60,6 +62,30 @@ class TenantWorkload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def target_ns(self) -> int:
         return max(1, round(self.target_ms * 1e6))
+
+
+class MachineFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table `[[failures]]`: one of many machines dies, and all queries that it holds are lost.
+
+    >>> MachineFailure(machine=3, at_s=1.5).back_s is None
+    True
+    """
+
+    machine: Annotated[int, Meta(ge=0)]  # from 0
+    at_s: Annotated[float, Meta(ge=0, le=1e9)]
+    back_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None  # when it serves again, with nothing to do; None: never
+
+
+class RoutingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The table `[routing]`: how old a router's knowledge of the machines is.
+
+    >>> RoutingSettings(report_period_ms=20.0).report_delay_ms
+    5.0
+    """
+
+    report_period_ms: Annotated[float, Meta(ge=0.1, le=3_600_000)] = 100.0  # between two reports of one machine
+    report_delay_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 5.0  # from a report to when the router has it
+    notice_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 100.0  # from a death to when the router knows of it
 
 
 class SimulationScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,6 +98,8 @@ class SimulationScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     tenants: Annotated[tuple[TenantWorkload, ...], Meta(min_length=1)]
     load: WorkloadShape = WorkloadShape()
+    failures: tuple[MachineFailure, ...] = ()
+    routing: RoutingSettings = RoutingSettings()
 
     @property
     def qps(self) -> float:
@@ -103,7 +131,7 @@ def read_simulation_scenario(path: Path) -> SimulationScenario:
         )
         for tenant in scenario.tenants
     )
-    return SimulationScenario(tuple(tenants), scenario.load)
+    return msgspec.structs.replace(scenario, tenants=tuple(tenants))
 
 
 def _model(tenant: TenantWorkload, path: Path) -> str:
@@ -122,3 +150,10 @@ def _check(scenario: SimulationScenario, path: Path) -> None:
         names.add(tenant.name)
         if (tenant.arrivals == "file") is (tenant.file is None):
             raise ConfigError(f'{path}: tenants[{i}]: expected file exactly where arrivals = "file"')
+    down_until: dict[int, float] = {}
+    for i, failure in sorted(enumerate(scenario.failures), key=lambda each: (each[1].machine, each[1].at_s)):
+        if failure.back_s is not None and failure.back_s <= failure.at_s:
+            raise ConfigError(f"{path}: failures[{i}].back_s: expected a time after at_s = {failure.at_s:g}")
+        if failure.at_s < down_until.get(failure.machine, 0.0):
+            raise ConfigError(f"{path}: failures[{i}]: machine {failure.machine} is dead at {failure.at_s:g} s already")
+        down_until[failure.machine] = inf if failure.back_s is None else failure.back_s

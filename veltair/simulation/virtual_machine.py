@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from math import ceil
+from math import ceil, inf
 from typing import TypeAlias
 
 from veltair.errors import InvariantError
@@ -110,15 +110,17 @@ class VirtualMachine:
             self._begin_front_end_work()
             self._follow()
 
-    def run(self) -> Iterator[tuple[Event, list[Decision]]]:
-        """Runs until nothing is left to happen; each event with what the scheduler decided."""
+    def run(self, until_ns: float = inf) -> Iterator[tuple[Event, list[Decision]]]:
+        """Runs what happens before `until_ns`, by default until nothing is left; each event with what the scheduler
+        decided. A later call goes on from there.
+        """
         due, planned, handle = self._due, self._planned, self.scheduler.handle
         planned += due
         planned.sort(reverse=True)
         due[:], latest = planned[-1:], self._count
         del planned[-1:]
         event: Event | None
-        while due:
+        while due and due[0][0] < until_ns:
             time_ns, number, entry = heappop(due)
             if number <= latest and planned:
                 heappush(due, planned.pop())  # one at a time, so that the heap stays as small as what runs

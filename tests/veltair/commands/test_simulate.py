@@ -70,6 +70,21 @@ def test_a_peak_is_found_and_told_apart_by_policy(capsys, scenario):
     assert code == 0 and f"{row['peak_qps']:.1f}" in out
 
 
+def test_many_machines_have_a_row_for_each_router(capsys, scenario):
+    failure = "[[failures]]\nmachine = 1\nat_s = 0.02\nback_s = 0.05\n"
+    scenario.write_text(SMALL + failure)
+    asked = scenario, "--machines", 3, "--router", "two-choices,deadlines", "--cores", 8, "--seeds", 1
+    code, out, _ = simulate(capsys, *asked, "--json")
+    answer = json.loads(out)
+    assert code == 0 and [row["router"] for row in answer["results"]] == ["two-choices", "deadlines"]
+    assert answer["results"][0]["offered_qps"] == 600
+    assert answer["environment"]["machines"] == 3 and answer["environment"]["failures"][0]["back_s"] == 0.05
+    code, out, _ = simulate(capsys, *asked)
+    assert code == 0 and "veltair, deadlines" in out and "3 x AMD" in out
+    code, out, err = simulate(capsys, scenario)
+    assert (code, out) == (2, "") and "a scenario of many machines: expected --machines N" in err
+
+
 def test_a_table_shows_every_tenant(capsys, scenario):
     code, out, _ = simulate(capsys, scenario, "--cores", 8, "--seeds", 1)
     assert code == 0 and "eyes" in out and "veltair" in out and "3990X" in out and ", 8 cores" in out
@@ -138,6 +153,10 @@ def test_other_processes_tell_the_same_story(scenario, tmp_path):
     ("arguments", "said"),
     [
         (["--policy", "veltair,magic"], "--policy: unknown policy 'magic': expected one of veltair, "),
+        (["--machines", "0"], "--machines 0: expected 1 to 10000 machines, got 0"),
+        (["--machines", "2", "--router", "tarot"], "--router: unknown router 'tarot': expected one of random, "),
+        (["--router", "random"], "--router: expected --machines N with it"),
+        (["--machines", "2", "--find-peak"], "--machines: not with --find-peak or --log"),
         (["--cores", "0"], "expected 1 to 64 cores, got 0"),
         (["--cores", "65"], "expected 1 to 64 cores, got 65"),
         (["--machine", "abacus"], "unknown machine 'abacus': expected "),
