@@ -24,7 +24,7 @@ from veltair.compiler.features import feature_model
 from veltair.compiler.features.description_file import load_description
 from veltair.compiler.features.feature_model import FeatureModel
 from veltair.compiler.graph import completion
-from veltair.compiler.graph.graph_builder import GraphBuilder
+from veltair.compiler.graph.graph_builder import GraphBuilder, NodeImporter
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.kernels.fallback.fallback_import import FallbackImporter
@@ -129,7 +129,9 @@ def find_patterns(lowering: Lowering) -> None:
 def begin_graph(lowering: Lowering) -> None:
     """Begin the graph with the layers of feature columns, in the type in which they are read."""
     lowering.refused = {} if lowering.fallback else None
-    importer = import_region if lowering.refused is None else FallbackImporter(import_region, lowering.refused)
+    importer: NodeImporter = import_region
+    if lowering.refused is not None:
+        importer = FallbackImporter(import_region, lowering.refused, lowering.view.model.other_opsets)
     lowering.builder = GraphBuilder(lowering.view, lowering.storage, importer)
     if lowering.features:
         lowering.builder.begin(lowering.features.layers)

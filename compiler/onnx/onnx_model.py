@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ class OnnxModel:
     metadata: Mapping[str, str]
     columns: ExtractedColumns | None = None  # feature columns that the file's own operators compute
     mergeable: bool = True  # whether queries of different clients may share a batch (`shape_folding`)
+    other_opsets: Mapping[str, int] = field(default_factory=dict)  # of the domains RUN_ELSEWHERE, by domain
 
     @property
     def stated_qos_ns(self) -> int:
@@ -121,7 +122,8 @@ def load_model(path: Path, max_batch: int | None = None, *, fallback: bool = Tru
         if any(d < 0 for d in spec.shape[1:]) or any(d < -1 for d in spec.shape):
             raise ModelError(f"{path}: tensor {spec.name!r} has shape {spec.shape}; expected the batch alone to vary")
     opset = next(o.version for o in simple.opset_import if o.domain in STANDARD)
-    own = limit, metadata, columns, folded.mergeable
+    others = {o.domain: o.version for o in simple.opset_import if o.domain in RUN_ELSEWHERE}
+    own = limit, metadata, columns, folded.mergeable, others
     return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, *own)
 
 

@@ -65,7 +65,7 @@ def fold_shapes(
 
     Raises ModelError naming a node whose shapes cannot be told, or depend on the batch other than in proportion.
     """
-    opset = next(o.version for o in proto.opset_import if o.domain in ("", "ai.onnx"))
+    opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
     inputs = {
         value.name: _input_facts(value, BATCHES if dynamic else BATCHES[:1])
         for value in proto.graph.input
@@ -73,7 +73,7 @@ def fold_shapes(
     }
     outputs = {output.name for output in proto.graph.output}
     stated = _stated(proto.graph.output, dynamic) if fallback else None
-    propagation = ShapePropagation(proto.graph.node, opset, inputs, constants, outputs, path, stated)
+    propagation = ShapePropagation(proto.graph.node, opsets, inputs, constants, outputs, path, stated)
     facts = propagation.run()
     given = propagation.nodes
     if opaque := propagation.opaque:
@@ -82,7 +82,7 @@ def fold_shapes(
         # Of tensors that nobody outside reads, the values are not kept.
         computed = {n for n, f in facts.items() if f.values is not None and (not f.values or f.constant is None)}
         given = join_opaque(given, opaque, facts.keys(), computed, outputs)
-    folding = _Folding(facts, dict(constants) | propagation.constants, opset, max_batch, path)
+    folding = _Folding(facts, dict(constants) | propagation.constants, opsets[""], max_batch, path)
     rewritten = [*folding.nodes(given), *folding.outputs(outputs)]
     nodes = _needed(folding.renamed(rewritten), outputs)
     named = {*inputs, *outputs, *(name for node in nodes for name in node.output if name)}

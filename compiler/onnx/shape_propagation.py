@@ -69,14 +69,14 @@ def same_values(one: Array, other: Array) -> bool:
 class ShapePropagation:
     """Walks the nodes of a graph in topological order, and into branches whose condition is known. ::
 
-    facts = ShapePropagation(graph.node, opset, inputs, constants, {"logits"}, path).run()
+    facts = ShapePropagation(graph.node, {"": 17}, inputs, constants, {"logits"}, path).run()
     facts["logits"].shapes  # one for each sample batch size
     """
 
     def __init__(
         self,
         nodes: Sequence[onnx.NodeProto],
-        opset: int,
+        opsets: Mapping[str, int],
         inputs: Mapping[str, TensorFacts],
         constants: Mapping[str, Array],
         outputs: Set[str],
@@ -85,13 +85,13 @@ class ShapePropagation:
     ) -> None:
         """`stated`: what the file says of outputs whose shape nothing else tells; None: there may be no such tensor."""
         samples = len(next(iter(inputs.values())).types) if inputs else 1
-        self._given, self._opset, self._outputs, self._path = nodes, opset, outputs, path
+        self._given, self._opsets, self._outputs, self._path = nodes, opsets, outputs, path
         self.nodes: list[onnx.NodeProto] = []  # those given, with the nodes of branches that are taken
         self.constants: dict[str, Array] = {}  # of branches that are taken
         self.opaque: dict[str, str] = {}  # tensors whose shape cannot be told, and why
         self._stated = stated
         self._facts = dict(inputs) | {n: TensorFacts.of_constant(a, samples) for n, a in constants.items()}
-        self._evaluator = NodeEvaluator(opset)
+        self._evaluator = NodeEvaluator(opsets[""])
         self._samples = range(samples)
 
     def run(self) -> Mapping[str, TensorFacts]:
@@ -152,14 +152,15 @@ class ShapePropagation:
 
     def _infer(self, node: onnx.NodeProto, sample: int, lenient: bool) -> dict[str, TensorType]:
         """`lenient`: some inputs are opaque, so that what they lead to need not fit."""
-        if node.domain not in ("", "ai.onnx"):
+        opset = self._opsets.get("" if node.domain == "ai.onnx" else node.domain)
+        if opset is None or not onnx.defs.has(node.op_type, node.domain):
             return {}
         used = dict.fromkeys((*node.input, *captured_names(node)))
         facts = {name: self._facts[name] for name in used if name in self._facts}
         types = {name: fact.types[sample] for name, fact in facts.items()}
         values = {name: fact.values[sample] for name, fact in facts.items() if fact.values is not None}
         try:
-            return infer_node(node, self._opset, types, values)
+            return infer_node(node, opset, types, values)
         except Exception as error:  # ONNX raises whatever its checks raise
             if lenient or self._stated is not None:  # ONNX Runtime has loaded the model, and knows better
                 return {}

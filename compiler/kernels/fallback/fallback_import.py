@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
@@ -31,6 +31,7 @@ class FallbackImporter:
 
     first: NodeImporter
     known: Mapping[str, str]  # nodes that a pattern has refused, by name, and why
+    other_opsets: Mapping[str, int] = field(default_factory=dict)  # beside ONNX's own, by domain
 
     def __call__(
         self,
@@ -55,7 +56,7 @@ class FallbackImporter:
             takes, gives = region.ports(run)
             rest = values, constants, takes, gives, max_batch, opset
             if reason := reasons.get(run[0].name):
-                layers.append(onnxruntime_layer(run, *rest, reason))
+                layers.append(onnxruntime_layer(run, *rest, self.other_opsets, reason))
                 continue
             found = self(run, *rest)  # there is less of it than of the whole, of which something was refused
             layers += found.layers

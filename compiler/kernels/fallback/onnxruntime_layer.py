@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.fallback import OnnxRuntimeParameters
-from veltair.compiler.onnx.constants import all_nodes, captured_names
+from veltair.compiler.onnx.constants import captured_names
 from veltair.compiler.onnx.opaque_nodes import body_nodes, is_opaque
 from veltair.errors import ModelError
 from veltair.profiles.artifact.manifest import ONNX_LAYER
@@ -20,7 +20,6 @@ from veltair.profiles.runtime.onnx_layers import frame_model
 from veltair.types import TensorSpec
 
 IR_VERSION = 10  # any that ONNX Runtime reads
-FOREIGN = {"ai.onnx.ml": 5, "com.microsoft": 1}  # versions of other operator sets that ONNX Runtime has
 MOST_BYTES = 1 << 30  # of a layer's constants: protobuf holds 2 GB, and each session a copy
 
 
@@ -32,10 +31,12 @@ def onnxruntime_layer(
     outputs: Sequence[str],
     max_batch: int,
     opset: int,
+    other_opsets: Mapping[str, int],
     reason: str,
 ) -> LayerSpec:
     """The layer of a run of nodes; arguments are those of `kernels.generic.import_layers`.
 
+    other_opsets: versions of operator sets beside ONNX's own, by domain.
     reason: why no kernel computes them, for `inspect`. Raises ModelError where it cannot be a layer.
     """
     whole_numbers = any(np.dtype(values[name].dtype).kind in "iu" for name in inputs)  # axes, sizes, indices, …
@@ -55,7 +56,7 @@ def onnxruntime_layer(
         initializer=[onnx.numpy_helper.from_array(np.asarray(constants[name]), name) for name in used],
     )
     opsets = [onnx.helper.make_opsetid("", opset)]
-    opsets += [onnx.helper.make_opsetid(domain, FOREIGN[domain]) for domain in sorted(_foreign(nodes))]
+    opsets += [onnx.helper.make_opsetid(domain, version) for domain, version in sorted(other_opsets.items())]
     model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
     framed = frame_model(model.SerializeToString(deterministic=True))
     counts = Counter(node.op_type for node in nodes)
@@ -74,10 +75,6 @@ def onnxruntime_layer(
             reason=reason,
         ),
     )
-
-
-def _foreign(nodes: Sequence[onnx.NodeProto]) -> set[str]:
-    return {node.domain for node in all_nodes(nodes) if node.domain in FOREIGN}
 
 
 def _activation(spec: TensorSpec) -> Activation:

@@ -249,7 +249,7 @@ def test_queries_share_no_batch_where_an_index_of_theirs_could_reach_another_row
 def test_a_value_too_large_to_compute_stays_a_node() -> None:
     size = np.array([1 << 40])
     nodes = [step("ConstantOfShape", "size", "z"), step("Shape", "z", "s")]
-    facts = ShapePropagation(nodes, 17, {}, {"size": size}, {"s"}, Path("m.onnx")).run()
+    facts = ShapePropagation(nodes, {"": 17}, {}, {"size": size}, {"s"}, Path("m.onnx")).run()
     assert facts["z"].values is None and facts["z"].shapes == ((1 << 40,),)
     assert facts["s"].constant is not None and facts["s"].constant.tolist() == [1 << 40]
 
@@ -288,7 +288,7 @@ def test_values_are_those_of_onnx_runtime(steps: list[tuple[tuple[str, str, dict
         return
     inputs = {"x": TensorFacts.of_type(F, [(b, 3, 4) for b in batches])}
     kept = {output.name for output in outputs}
-    facts = ShapePropagation(nodes, 17, inputs, CONSTANTS, kept, Path("m.onnx")).run()
+    facts = ShapePropagation(nodes, {"": 17}, inputs, CONSTANTS, kept, Path("m.onnx")).run()
     for output, *wanted in zip(outputs, *expected, strict=True):
         values = facts[output.name].values
         assert values is not None

@@ -38,7 +38,8 @@ def save(
         [helper.make_tensor_value_info("y", *output)],
         [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()],
     )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    versions = {"": 17, "com.microsoft": 1, "ai.onnx.ml": 3}  # trees as they are here end with version 5
+    opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
     return path
 
@@ -61,6 +62,20 @@ def quantised() -> tuple[Nodes, dict[str, NDArray[Any]]]:
     return nodes, {name: np.asarray(value) for name, value in constants.items()}
 
 
+STUMP: dict[str, Any] = {  # 1 where the third number is at most 0.5, else 2
+    "n_targets": 1,
+    "nodes_treeids": [0, 0, 0],
+    "nodes_nodeids": [0, 1, 2],
+    "nodes_featureids": [2, 0, 0],
+    "nodes_values": [0.5, 0.0, 0.0],
+    "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+    "nodes_truenodeids": [1, 0, 0],
+    "nodes_falsenodeids": [2, 0, 0],
+    "target_treeids": [0, 0],
+    "target_nodeids": [1, 2],
+    "target_ids": [0, 0],
+    "target_weights": [1.0, 2.0],
+}
 CASES: dict[str, tuple[Nodes, list[Any], list[Any], dict[str, NDArray[Any]]]] = {
     "an operator that TVM lacks, between others": (
         [node("Relu", ["x"], ["r"]), node("Det", ["r"], ["d"]), node("Mul", ["d", "two"], ["y"])],
@@ -94,6 +109,12 @@ CASES: dict[str, tuple[Nodes, list[Any], list[Any], dict[str, NDArray[Any]]]] = 
         [node("QuickGelu", ["x"], ["g"], domain="com.microsoft", alpha=1.7), node("Relu", ["g"], ["y"])],
         ["n", 6],
         ["n", 6],
+        {},
+    ),
+    "a tree": (
+        [node("TreeEnsembleRegressor", ["x"], ["t"], domain="ai.onnx.ml", **STUMP), node("Neg", ["t"], ["y"])],
+        ["n", 6],
+        ["n", 1],
         {},
     ),
     "quantised products": (quantised()[0], ["n", 6], ["n", 8], quantised()[1]),
