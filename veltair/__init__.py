@@ -16,6 +16,7 @@ installed below this package.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 
     __version__: str
+
+# ONNX Runtime's own packages report its use unless this is set when it is imported; a server calls nobody.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
     "Answer",

@@ -83,7 +83,6 @@ class _Session:
     def __init__(self, content: bytes, threads: int) -> None:
         import onnxruntime as ort  # starts a thread: a worker is confined before
 
-        ort.disable_telemetry_events()
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
