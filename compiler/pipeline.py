@@ -169,7 +169,7 @@ def search_candidates(compilation: Compilation) -> None:
         bounds=_id_bounds(graph, c.features),
         spaces=SPACES,
     )
-    c.candidates = search(graph.layers, c.store, c.meter, c.setting, c.trials, c.progress)
+    c.candidates = search(graph.layers, c.store, c.meter, c.setting, c.trials, c.progress, c.scratch)
 
 
 def choose_versions(compilation: Compilation) -> None:

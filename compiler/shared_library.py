@@ -69,6 +69,7 @@ def compile_object(function: Any, symbol: str, target: Mapping[str, Any], path: 
     try:
         compile_function(function, symbol, target).mod.write_to_file(str(path))
     except Exception as error:  # TVM raises whatever its passes raise
+        path.unlink(missing_ok=True)  # of a full disk, half a file
         words = str(error).strip().splitlines() or [type(error).__name__]
         raise BuildError(f"{symbol}: {words[-1]}") from error
 
@@ -87,9 +88,14 @@ class ObjectFile:
 
 
 def compile_objects(sources: Sequence[ObjectFile], target: Mapping[str, Any]) -> list[str]:
-    """Compile all of them on all cores. Return each one's error message, empty where it compiled."""
+    """Compile all of them on all cores, but for those whose file is there: it is the same code by the same name.
+
+    Return each one's error message, empty where it compiled.
+    """
 
     def attempt(source: ObjectFile) -> str:
+        if source.path.exists():
+            return ""
         try:
             compile_object(source.function, source.symbol, target, source.path)
         except BuildError as error:

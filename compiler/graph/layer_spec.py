@@ -115,6 +115,18 @@ class LayerSpec:
         return f"{self.op}_{digest[:12]}"
 
 
+def version_symbol(spec: LayerSpec, point: Point) -> str:
+    """A C identifier for a layer's code at a point: equal ones are the same code.
+
+    >>> x = Activation("x", "float32", (4,))
+    >>> layer = LayerSpec("relu", "elementwise", (x,), (x,), weights={}, flops=0)
+    >>> version_symbol(layer, {"tile": 8}) == version_symbol(layer, {"tile": 16})
+    False
+    """
+    digest = hashlib.sha256(repr(sorted(point.items())).encode()).hexdigest()
+    return f"{spec.symbol}_{digest[:8]}"
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """Code of one version of one layer: takes the inputs, the packed weights, then the outputs.

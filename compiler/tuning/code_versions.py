@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import Progress
 
-from veltair.compiler.graph.layer_spec import LayerSpec, Point
+from veltair.compiler.graph.layer_spec import LayerSpec, Point, version_symbol
 from veltair.compiler.locality.kernel_reuse import compulsory_bytes, kernel_reuse
 from veltair.compiler.shared_library import ObjectFile, compile_objects, link_library
 from veltair.compiler.timing.latency_tables import LatencyTables, MemoryModel, TimingJob, count_passes, measure_tables
@@ -154,8 +154,8 @@ class _Layer:
         spec, setting, first = self._spec, self._setting, len(self._verdicts)
         kernels = [setting.spaces[spec.op].build(spec, c.point, setting.features) for c in candidates]
         sources = []
-        for number, kernel in enumerate(kernels, first):
-            symbol = f"{spec.symbol}_{number}"
+        for candidate, kernel in zip(candidates, kernels, strict=True):
+            symbol = version_symbol(spec, candidate.point)
             sources.append(ObjectFile(kernel.function, symbol, self._scratch / f"{symbol}.o"))
         faults = compile_objects(sources, setting.target)
         library = self._scratch / f"{spec.symbol}_{first}.so"

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.progress import Progress, TaskID
 
-from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point, version_symbol
 from veltair.compiler.shared_library import ObjectFile, compile_objects, link_library
 from veltair.compiler.timing.measure import CandidateError, Meter, result_operands
 from veltair.compiler.tuning.frontier import Candidate
@@ -35,6 +35,7 @@ def search(
     setting: Setting,
     trials: int | None,
     progress: Progress,
+    objects: Path | None = None,
 ) -> dict[str, list[Candidate]]:
     """Candidates of each workload, measured on this CPU with this TVM, now or in the records; never an empty list.
 
@@ -45,6 +46,7 @@ def search(
         trials: candidates to measure of each workload; by default TRIALS, or AGAIN where another CPU's records name
             some. With 0, only the points that records name are measured: the best point of another CPU's, else those
             of a similar workload and the default point, else the default point.
+        objects: a folder for object files, where whoever builds versions afterwards finds them; by default, none stays.
 
     Raises VeltairError for a workload of which no candidate works.
     """
@@ -71,7 +73,7 @@ def search(
                 plan.origins |= {
                     i: f"best {source}" if i in first else "default" if i == 0 else "searched" for i in chosen
                 }
-                for record in _measure(spec, [plan.points[i] for i in chosen], meter, setting, records):
+                for record in _measure(spec, [plan.points[i] for i in chosen], meter, setting, records, objects):
                     store.append(record)
                     records.append(record)
                     progress.advance(task)
@@ -81,7 +83,7 @@ def search(
             text = "layer %s (%s): no point that records name works here, the default is taken: %s"
             log.warning(text, spec.name, workload, why)
             plan.origins[0] = "default, since no recorded point works"
-            for record in _measure(spec, plan.points[:1], meter, setting, records):
+            for record in _measure(spec, plan.points[:1], meter, setting, records, objects):
                 store.append(record)
                 records.append(record)
         found[workload] = plan.candidates
@@ -103,17 +105,20 @@ def _warn_of_foreign(plans: Sequence[SearchPlan], setting: Setting) -> None:
 
 
 def _measure(
-    spec: LayerSpec, points: Sequence[Point], meter: Meter, setting: Setting, known: Sequence[TuningRecord]
+    spec: LayerSpec,
+    points: Sequence[Point],
+    meter: Meter,
+    setting: Setting,
+    known: Sequence[TuningRecord],
+    objects: Path | None,
 ) -> Iterator[TuningRecord]:
     """Build the points, then time them; give a record of each as soon as it is measured."""
     limit = min((r.best_ns for r in known if r.run_ns), default=0) * HOPELESS * len(meter.cores)
     with tempfile.TemporaryDirectory(prefix="veltair-search-") as folder:
         built = []
-        for number, point in enumerate(points):
-            kernel = setting.spaces[spec.op].build(spec, point, setting.features)
-            built.append(
-                (point, kernel, ObjectFile(kernel.function, f"{spec.symbol}_{number}", Path(folder, f"{number}.o")))
-            )
+        for point in points:
+            kernel, symbol = setting.spaces[spec.op].build(spec, point, setting.features), version_symbol(spec, point)
+            built.append((point, kernel, ObjectFile(kernel.function, symbol, Path(objects or folder, f"{symbol}.o"))))
         faults = compile_objects([source for *_, source in built], setting.target)
         library = Path(folder, "candidates.so")
         objects = [source.path for (*_, source), fault in zip(built, faults, strict=True) if not fault]
