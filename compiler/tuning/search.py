@@ -121,9 +121,9 @@ def _measure(
             built.append((point, kernel, ObjectFile(kernel.function, symbol, Path(objects or folder, f"{symbol}.o"))))
         faults = compile_objects([source for *_, source in built], setting.target)
         library = Path(folder, "candidates.so")
-        objects = [source.path for (*_, source), fault in zip(built, faults, strict=True) if not fault]
-        if objects:
-            link_library(objects, library)
+        compiled = [source.path for (*_, source), fault in zip(built, faults, strict=True) if not fault]
+        if compiled:
+            link_library(compiled, library)
         for (point, kernel, source), fault in zip(built, faults, strict=True):
             if fault:
                 yield _record(spec, point, kernel, (), setting, fault)
