@@ -109,7 +109,8 @@ class NumpyEngine:
         block = BlockRecord(1, tenant.name, 0, 3, (0, 2, 2), (0, 1), now - 2 * MS, now, True, 1.25)
         stamps = EngineStamps(now - 3 * MS, now - 2 * MS, now, now)
         self.blocks.append(block)
-        sums = {name: inputs[name].sum(axis=1, keepdims=True) for name in ("x", "ids")}
+        with np.errstate(all="ignore"):  # clients may send NaN
+            sums = {name: inputs[name].sum(axis=1, keepdims=True) for name in ("x", "ids")}
         outputs = {"sum": sums["x"], "ids_sum": sums["ids"]}
         return QueryResult(outputs, 3 * MS, 2 * MS, now - 4 * MS, stamps, (block,) if traced else ())
 
