@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 from msgspec.structs import replace
 
 from veltair.errors import OverloadedError, RefusalReason
