@@ -62,7 +62,10 @@ def running(folder: Path, text: str) -> Iterator[Daemon]:
     try:
         yield Daemon(process, **where)
     finally:
-        if process.poll() is None:
+        ended = process.poll()
+        if ended is not None:
+            print(f"the daemon ended by itself ({ended}):\n{(folder / 'log').read_text()}", file=sys.stderr)
+        else:
             process.send_signal(signal.SIGTERM)
             try:
                 process.wait(WAIT_S)
