@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from veltair.compiler.embedding.table_storage import TableStorage
+from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM
 from veltair.compiler.phase_dump import PhaseDump
 from veltair.compiler.pipeline import PHASES, Compilation
 from veltair.compiler.timing.measure import Meter
@@ -35,6 +36,7 @@ def compile_model(
     levels: LevelSource = "measured",
     tables: Storage = "fp32",
     fallback: bool = True,
+    output_room: int = OUTPUT_ROOM,
     progress: Progress | None = None,
     store: RecordStore | None = None,
     dump: Path | None = None,
@@ -55,6 +57,8 @@ def compile_model(
         tables: how rows of float tables that are looked up are kept (`embedding.row_storage`). Tables that the file
             keeps in float16 or in bytes with a scale stay as they are.
         fallback: whether ONNX Runtime may run what nothing of ours computes.
+        output_room: elements for each sample of an output whose extents values decide; larger ones are refused when
+            the model is served.
         store: tuning records; the shipped ones and the user's by default.
         dump: a folder for the state after each phase, one text file each.
 
@@ -74,6 +78,7 @@ def compile_model(
             precision=chosen,
             storage=TableStorage(tables, Path(scratch)),
             fallback=fallback,
+            output_room=output_room,
             onnx=onnx,
             name=name or onnx.stem,
             max_batch=max_batch,

@@ -29,6 +29,7 @@ from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.kernels.fallback.fallback_import import FallbackImporter
 from veltair.compiler.onnx import onnx_model
+from veltair.compiler.onnx.folding.sized_outputs import client_ports
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns import by_operator
 from veltair.compiler.patterns.recommendation.feature_columns import round_columns
@@ -88,6 +89,7 @@ class Compilation(Lowering):
     onnx: Path
     name: str
     max_batch: int | None  # of a dynamic batch; None: as the file says
+    output_room: int  # elements for each sample of an output whose extents values decide
     description: Path | None  # a feature description
     qos_ns: int | None  # the latency target that was asked for
     trials: int | None  # see `search`
@@ -111,7 +113,7 @@ class Compilation(Lowering):
 def import_model(compilation: Compilation) -> None:
     """Read the ONNX file, check it, simplify it, and infer every shape."""
     c = compilation
-    c.model = onnx_model.load_model(c.onnx, c.max_batch, fallback=c.fallback)
+    c.model = onnx_model.load_model(c.onnx, c.max_batch, fallback=c.fallback, output_room=c.output_room)
 
 
 def join_features(compilation: Compilation) -> None:
@@ -209,7 +211,7 @@ def write_manifest(compilation: Compilation) -> None:
         level_sources=c.latency_tables.sources,
         inputs=graph.inputs,
         packed_buffers=graph.packed_buffers,
-        outputs=graph.outputs,
+        outputs=tuple(client_ports(graph.outputs, c.model.sized)),
         buffers=parts.buffers,
         arena_bytes=parts.arena_bytes,
         layers=parts.layers,

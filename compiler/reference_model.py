@@ -15,6 +15,7 @@ from veltair.compiler.features.from_onnx.standard_copy import HashedIds, standar
 from veltair.compiler.features.random_features import RawValues
 from veltair.errors import ModelError
 from veltair.profiles.artifact.manifest import Manifest
+from veltair.profiles.artifact.output_layout import write_tensors
 from veltair.profiles.artifact.strings import Strings
 
 Arrays = list[NDArray[Any]]
@@ -45,7 +46,7 @@ class ReferenceModel:
             raise ModelError(f"{model}: ONNX Runtime cannot load it: {error}") from None
 
     def outputs(self, feeds: Mapping[str, NDArray[Any]], raw: Mapping[str, RawValues], batch: int) -> Arrays:
-        """The model's outputs. `raw`: the features that its other inputs are computed from."""
+        """What `Manifest.output_tensors` hold. `raw`: the features that its other inputs are computed from."""
         given = dict(feeds)
         if self._front:
             # A column's input may have the name of its feature.
@@ -58,7 +59,7 @@ class ReferenceModel:
             found: Arrays = self._session.run([port.name for port in self._manifest.outputs], given)
         except Exception as error:  # ONNX Runtime raises its own types
             raise ModelError(f"{self._model}: ONNX Runtime cannot run it at batch {batch}: {error}") from None
-        return found
+        return write_tensors(self._manifest, found, batch)
 
 
 def _as_onnx_input(value: Any, given: NDArray[Any] | Strings) -> NDArray[Any]:

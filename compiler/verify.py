@@ -24,6 +24,7 @@ from veltair.compiler.features.feature_model import FeatureModel, join_features
 from veltair.compiler.features.random_features import draw_features
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.recommendation import LookupFamily, LookupParameters
+from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM
 from veltair.compiler.onnx.logits import OutputActivation, find_probabilities
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.onnx.onnx_model import load_model as load_onnx
@@ -117,7 +118,8 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Verifi
             the reference computes from random features.
     """
     manifest = found.manifest
-    loaded = load_onnx(model, manifest.max_batch)
+    room = max((port.room for port in manifest.outputs), default=0) or OUTPUT_ROOM
+    loaded = load_onnx(model, manifest.max_batch, output_room=room)
     described = load_features(features) if features else None
     with tempfile.TemporaryDirectory(prefix="veltair-verify-") as folder:
         kept = TableStorage(manifest.tables, Path(folder))
@@ -167,7 +169,7 @@ def _compare(
         arrays = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.input_tensors]
         InputLayout.of(manifest).fill(arrays, feeds | raw, batch)
         expected = onnx.outputs(feeds, raw, batch)
-        outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.outputs]
+        outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.output_tensors]
         bound = executor.bind(batch, arrays, outputs)
         for count in range(1, len(pool.usable) + 1):
             pool.move_to(cores[:count])
@@ -180,7 +182,7 @@ def _compare(
                     output.fill(0)
                 for index, layer in enumerate(manifest.layers):
                     bound.layer(index, version % len(layer.versions))
-                for port, output, wanted in zip(manifest.outputs, outputs, expected, strict=True):
+                for port, output, wanted in zip(manifest.output_tensors, outputs, expected, strict=True):
                     where = f"output {port.name}, versions {version}, {place}"
                     report.record_output(output, np.asarray(wanted), where, activations.get(port.name))
     pool.move_to(cores)
@@ -192,7 +194,7 @@ def _compare(
     for version, results in enumerate(run_versions(executor)):
         if deviation := find_deviation(manifest, results, version):
             report.mismatches.append(f"off the answer that the artifact holds: {deviation}")
-        for port, output, wanted in zip(manifest.outputs, results, expected, strict=True):
+        for port, output, wanted in zip(manifest.output_tensors, results, expected, strict=True):
             where = f"output {port.name}, versions {version}, inputs of the artifact's answer"
             report.record_output(output, np.asarray(wanted), where, activations.get(port.name))
     return report

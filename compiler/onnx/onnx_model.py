@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 
 from veltair.compiler.features.from_onnx.column_reader import TEXTUAL, ExtractedColumns, extract_columns
 from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables
+from veltair.compiler.onnx.folding.shape_folding import fold_shapes
+from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM
 from veltair.compiler.onnx.limits import bounded_memory, check_nodes, check_sizes, held_bytes
 from veltair.compiler.onnx.quantised_tables import extract_quantised_tables
 from veltair.compiler.onnx.recurrent_layout import put_steps_first
-from veltair.compiler.onnx.shape_folding import fold_shapes
 from veltair.compiler.onnx.shape_inference import infer_shapes
 from veltair.compiler.onnx.simplify import describe_error, save_model, simplify_model
 from veltair.errors import ModelError
+from veltair.profiles.artifact.manifest import Port
 from veltair.types import TensorSpec
 
 IR_VERSION = 13  # the newest that ONNX Runtime reads
@@ -61,12 +63,13 @@ class OnnxModel:
     values: Mapping[str, TensorSpec]  # every tensor, constants included
     initializers: Mapping[str, NDArray[Any]]  # a table of float32 that the file stores narrower: its stored rows
     inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]  # the tensors that are computed: of one of `sized`, its values and its extents
     max_batch: int
     metadata: Mapping[str, str]
     columns: ExtractedColumns | None = None  # feature columns that the file's own operators compute
     mergeable: bool = True  # whether queries of different clients may share a batch (`shape_folding`)
     other_opsets: Mapping[str, int] = field(default_factory=dict)  # of the domains RUN_ELSEWHERE, by domain
+    sized: Mapping[str, Port] = field(default_factory=dict)  # outputs whose extents values decide, as clients see them
 
     @property
     def stated_qos_ns(self) -> int:
@@ -78,12 +81,16 @@ class OnnxModel:
         return round(stated_ms * 1e6) if 0 < stated_ms < 1e9 else 0
 
 
-def load_model(path: Path, max_batch: int | None = None, *, fallback: bool = True) -> OnnxModel:
+def load_model(
+    path: Path, max_batch: int | None = None, *, fallback: bool = True, output_room: int = OUTPUT_ROOM
+) -> OnnxModel:
     """Read, check and simplify a model.
 
-    `max_batch` limits a symbolic first dimension and has no effect on models without one. `fallback`: whether ONNX
-    Runtime may run nodes whose shapes cannot be told. Only a temporary folder is written. Raises ModelError, which
-    names the tensor or node and what was expected.
+    max_batch: limits a symbolic first dimension, and has no effect on models without one.
+    fallback: whether ONNX Runtime may run nodes whose shapes cannot be told.
+    output_room: elements for each sample of an output whose extents values decide.
+
+    Only a temporary folder is written. Raises ModelError, which names the tensor or node and what was expected.
     """
     proto = _parse(path)
     check_nodes(proto, path)
@@ -107,13 +114,15 @@ def load_model(path: Path, max_batch: int | None = None, *, fallback: bool = Tru
         check_sizes(simple, infer_shapes(simple, limit, path), held, path)
         _name_nodes(simple)
         _check_operators(simple, domains, path)
-        folded = fold_shapes(simple, constants | tables, dynamic, limit, path, fallback=fallback)
+        folded = fold_shapes(
+            simple, constants | tables, dynamic, limit, path, fallback=fallback, output_room=output_room
+        )
     constants, values = folded.constants, folded.values
     constants |= {name: rows for name, rows in stored.items() if name in values}
     _check_values(folded.nodes, values, path)
     nodes = tuple(folded.nodes)
     inputs = tuple(values[i.name] for i in simple.graph.input if i.name not in constants)
-    outputs = tuple(values[o.name] for o in simple.graph.output)
+    outputs = tuple(values[name] for name in folded.outputs)
     for spec in (*inputs, *outputs):
         if spec.dtype not in PORT_TYPES:
             raise ModelError(
@@ -123,7 +132,7 @@ def load_model(path: Path, max_batch: int | None = None, *, fallback: bool = Tru
             raise ModelError(f"{path}: tensor {spec.name!r} has shape {spec.shape}; expected the batch alone to vary")
     opset = next(o.version for o in simple.opset_import if o.domain in STANDARD)
     others = {o.domain: o.version for o in simple.opset_import if o.domain in RUN_ELSEWHERE}
-    own = limit, metadata, columns, folded.mergeable, others
+    own = limit, metadata, columns, folded.mergeable, others, folded.sized
     return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, *own)
 
 

@@ -10,7 +10,7 @@ import onnx
 
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.model_view import Matches, ModelView
-from veltair.compiler.onnx.row_numbers import ROWS
+from veltair.compiler.onnx.folding.row_numbers import ROWS
 from veltair.compiler.patterns.batch_norm import find_batch_norms
 from veltair.compiler.patterns.batched_matmul import batched_matmul, find_batched_matmuls
 from veltair.compiler.patterns.concat import concat

@@ -1,4 +1,4 @@
-"""Rows of a constant where a computed tensor is expected (`onnx/shape_folding.py` leaves such nodes)."""
+"""Rows of a constant where a computed tensor is expected (`onnx/folding/shape_folding.py` leaves such nodes)."""
 
 from __future__ import annotations
 

@@ -22,15 +22,25 @@ def _sizes(m: Manifest) -> Iterator[str]:
         yield f"levels {m.levels} do not ascend from 1.0"
     if m.level_sources and len(m.level_sources) != len(m.levels):
         yield f"{len(m.level_sources)} level_sources for {len(m.levels)} levels"
-    unknown = ({b.dtype for b in m.buffers} | {p.dtype for p in (*m.input_tensors, *m.outputs)}) - ITEM_BYTES.keys()
+    for port in m.outputs:
+        if port.room < 0 or (port.room > 0) != (0 in port.shape):
+            yield f"output {port.name} of shape {list(port.shape)} has room for {port.room} elements"
+    unknown = (
+        {b.dtype for b in m.buffers} | {p.dtype for p in (*m.input_tensors, *m.output_tensors)}
+    ) - ITEM_BYTES.keys()
     if unknown:
         yield f"unknown dtype {', '.join(sorted(unknown))}; expected one of {', '.join(ITEM_BYTES)}"
 
 
 def _buffers(m: Manifest, weights_bytes: int) -> Iterator[str]:
     """Kernels take the whole tensor of a port, and write no further."""
-    ends = {"input": len(m.input_tensors), "output": len(m.outputs), "arena": m.arena_bytes, "weight": weights_bytes}
-    ports = {"input": m.input_tensors, "output": m.outputs}
+    ends = {
+        "input": len(m.input_tensors),
+        "output": len(m.output_tensors),
+        "arena": m.arena_bytes,
+        "weight": weights_bytes,
+    }
+    ports = {"input": m.input_tensors, "output": m.output_tensors}
     for i, b in enumerate(m.buffers):
         size = b.bytes_at(m.max_batch) if b.kind in ("weight", "arena") else 1
         if b.offset < 0 or b.offset + size > ends[b.kind]:
@@ -95,10 +105,10 @@ def _layers(m: Manifest) -> Iterator[str]:
 def _answer(m: Manifest) -> Iterator[str]:
     if m.answer is None:
         return
-    if len(m.answer.outputs) != len(m.outputs):
-        yield f"the answer has {len(m.answer.outputs)} outputs, the model {len(m.outputs)}"
+    if len(m.answer.outputs) != len(m.output_tensors):
+        yield f"the answer has {len(m.answer.outputs)} outputs, the model {len(m.output_tensors)}"
         return
-    for port, output in zip(m.outputs, m.answer.outputs, strict=True):
+    for port, output in zip(m.output_tensors, m.answer.outputs, strict=True):
         count = len(positions(prod(port.at(1))))
         if len(output.values) != count:
             yield f"the answer has {len(output.values)} values of output {port.name}, expected {count}"

@@ -69,7 +69,7 @@ def make_answer(manifest: Manifest, runs: Sequence[Sequence[NDArray[Any]]]) -> E
     that are nearly the same, for example), and so is one that is not finite.
     """
     spread, outputs = 0.0, []
-    for index in range(len(manifest.outputs)):
+    for index in range(len(manifest.output_tensors)):
         exact = _is_exact(runs[0][index])
         samples = np.array([_samples(run[index]) for run in runs])
         largest = np.array([_largest(run[index]) for run in runs])
@@ -91,7 +91,7 @@ def find_deviation(manifest: Manifest, outputs: Sequence[NDArray[Any]], version:
     """
     if manifest.answer is None:
         return ""
-    for port, output, expected in zip(manifest.outputs, outputs, manifest.answer.outputs, strict=True):
+    for port, output, expected in zip(manifest.output_tensors, outputs, manifest.answer.outputs, strict=True):
         allowed = 0.0 if _is_exact(output) else manifest.answer.tolerance
         found = _samples(output)
         where = f"output {port.name}, code versions {version}"

@@ -67,7 +67,7 @@ class Port(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An input or output of the model. `low` and `high` bound integer ids, both inclusive.
 
     A raw feature lies in packed buffers (see `input_layout`): a number in one, the ends of strings in one and their
-    bytes in another.
+    bytes in another. An extent of 0 is one that the values of the inputs decide (see `output_layout`).
 
     >>> Port("x", "float32", (-1, 3)).at(batch=2)
     (2, 3)
@@ -81,6 +81,7 @@ class Port(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     locations: tuple[PackedLocation, ...] = msgspec.field(default=(), name="places")
     max_bytes: int = 0  # of strings: space for the text of a row, on average over a batch
     separator: str = ""  # of strings: what splits one into tokens
+    room: int = 0  # of an output whose extents values decide: the elements for which there is space, for each sample
 
     def at(self, batch: int) -> tuple[int, ...]:
         """The shape for a query of this batch."""
@@ -198,3 +199,33 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def input_tensors(self) -> tuple[Port, ...]:
         """The tensors that a query's inputs lie in: inputs that have one each, then the packed buffers."""
         return (*(port for port in self.inputs if not port.locations), *self.packed_buffers)
+
+    @property
+    def output_tensors(self) -> tuple[Port, ...]:
+        """The tensors that kernels write: of an output with `room` its values and its extents, in place of it."""
+        if not self.values_decide_extents:
+            return self.outputs
+        batch = -1 if any(port.shape[:1] == (-1,) for port in self.inputs) else 1
+        return tuple(tensor for port in self.outputs for tensor in _tensors(port, batch))
+
+    @property
+    def values_decide_extents(self) -> bool:
+        """Whether some output has other extents for other values of the inputs."""
+        return any(port.room for port in self.outputs)
+
+
+def _tensors(port: Port, batch: int) -> tuple[Port, ...]:
+    if not port.room:
+        return (port,)
+    return sized_output(port.name, port.dtype, len(port.shape), port.room, batch)
+
+
+def sized_output(name: str, dtype: str, rank: int, room: int, batch: int) -> tuple[Port, Port]:
+    """The tensors that hold an output whose extents values decide: its values, then zeros, and its extents.
+
+    batch: as a first dimension, -1 or 1.
+
+    >>> [(port.name, port.shape) for port in sized_output("boxes", "float32", rank=2, room=400, batch=-1)]
+    [('boxes/values', (-1, 400)), ('boxes/extents', (2,))]
+    """
+    return Port(f"{name}/values", dtype, (batch, room)), Port(f"{name}/extents", "int64", (rank,))

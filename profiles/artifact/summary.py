@@ -17,12 +17,22 @@ def describe_port(port: Port) -> str:
     'float32 (batch, 3, 224, 224)'
     >>> describe_port(Port("ids", "int64", (1, 8), low=0, high=99))
     'int64 (1, 8), 0 … 99'
+    >>> describe_port(Port("boxes", "float32", (0, 4), room=65536))
+    'float32 (any, 4), up to 65536 elements'
     """
-    dims = ", ".join(str(dim) if dim >= 0 else "batch" if dim == -1 else f"{-dim} x batch" for dim in port.shape)
+    dims = ", ".join(map(_dimension, port.shape))
     text = f"{port.dtype} ({dims}{',' if len(port.shape) == 1 else ''})"
+    if port.room:
+        text += f", up to {port.room} elements"
     if port.low is None and port.high is None:
         return text
     return f"{text}, {'' if port.low is None else port.low} … {'' if port.high is None else port.high}"
+
+
+def _dimension(dim: int) -> str:
+    if dim == 0:
+        return "any"
+    return str(dim) if dim > 0 else "batch" if dim == -1 else f"{-dim} x batch"
 
 
 def summarize(manifest: Manifest) -> str:

@@ -49,7 +49,7 @@ def run_versions(executor: Executor, pause: Callable[[], None] | None = None) ->
 
     manifest = executor.manifest
     inputs = [aligned_zeros(port.at(1), port.dtype) for port in manifest.input_tensors]
-    outputs = [aligned_zeros(port.at(1), port.dtype) for port in manifest.outputs]
+    outputs = [aligned_zeros(port.at(1), port.dtype) for port in manifest.output_tensors]
     draw_tensors(manifest, inputs)
     run = executor.bind(1, inputs, outputs)
     for version in range(max((len(layer.versions) for layer in manifest.layers), default=1)):

@@ -85,7 +85,7 @@ def _time_turn(executor: Executor, threads: PinnedThreads, cores: CoreSet) -> Mo
     found = []
     for at, batch in enumerate(manifest.batches):
         inputs = [_filled_tensor(port, batch) for port in manifest.input_tensors]
-        run = executor.bind(batch, inputs, [_filled_tensor(port, batch) for port in manifest.outputs])
+        run = executor.bind(batch, inputs, [_filled_tensor(port, batch) for port in manifest.output_tensors])
         row = []
         for count in range(1, len(cores) + 1):
             threads.move_to(cores[:count])

@@ -21,6 +21,7 @@ from veltair.errors import (
     OverloadedError,
     QueryError,
     RefusalReason,
+    RequestError,
     UnknownModelError,
     VeltairError,
     error_of_kind,
@@ -262,7 +263,10 @@ class EngineConnection:
         held = self.held.pop(ended.query)
         if not held.result.done():
             if ended.outcome == "done":
-                held.result.set_result(self._read_result(held, ended))
+                try:
+                    held.result.set_result(self._read_result(held, ended))
+                except RequestError as error:  # it asked for more than the model has room for
+                    held.result.set_exception(error)
             else:
                 held.fail(error_of(ended.outcome, ended.reason))
         self._slots.give_back(held.message.tenant, held.message.slot)

@@ -35,7 +35,12 @@ def model_metadata(name: str, versions: Sequence[str], manifest: Manifest) -> di
 
 
 def _port_metadata(port: Port) -> dict[str, Any]:
-    return {"name": port.name, "datatype": datatype_name(port.dtype), "shape": list(port.shape)}
+    return {"name": port.name, "datatype": datatype_name(port.dtype), "shape": _shape(port)}
+
+
+def _shape(port: Port) -> list[int]:
+    """The protocol writes -1 for whatever varies."""
+    return [dim or -1 for dim in port.shape]
 
 
 def model_configuration(name: str, manifest: Manifest, qos: QoSTarget) -> dict[str, Any]:
@@ -74,7 +79,7 @@ def _port_configuration(port: Port, batched: bool) -> dict[str, Any]:
     return {
         "name": port.name,
         "data_type": _TRITON_TYPES.get(datatype, f"TYPE_{datatype}"),
-        "dims": list(port.shape[1:] if batched else port.shape),
+        "dims": _shape(port)[1:] if batched else _shape(port),
     }
 
 

@@ -69,7 +69,7 @@ def lay_out_region(manifest: Manifest, offset: int) -> TensorRegion:
     """The region of a tenant that begins there; every process that computes it gets the same."""
     fields = []
     size = 0
-    for port in (*manifest.input_tensors, *manifest.outputs):
+    for port in (*manifest.input_tensors, *manifest.output_tensors):
         fields.append(TensorField(port.name, port.dtype, port.shape, size))
         size += _round_up(fields[-1].bytes_at(manifest.max_batch) + SLACK_BYTES, ALIGNMENT)
     split = len(manifest.input_tensors)

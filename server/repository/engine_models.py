@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from veltair.errors import RequestError
 from veltair.profiles.artifact.input_layout import InputLayout
+from veltair.profiles.artifact.output_layout import read_outputs
 from veltair.profiles.artifact.sealed_artifact import SealedFiles
 from veltair.server.ipc.lane_descriptors import LaneDescriptors
 from veltair.server.ipc.messages import TenantSpec
@@ -137,9 +138,9 @@ class EngineModels:
         return batch
 
     def read_outputs(self, number: int, slot: int, batch: int) -> dict[str, NDArray[Any]]:
-        """Copies of a slot's outputs, by name."""
-        fields, views = self.pool.regions[number].outputs, self.pool.outputs(number, slot, batch)
-        return {field.name: view.copy() for field, view in zip(fields, views, strict=True)}
+        """Copies of a slot's outputs, by name. Raises RequestError where one is larger than its room."""
+        views = read_outputs(self._served[number].manifest, self.pool.outputs(number, slot, batch))
+        return {name: view.copy() for name, view in views.items()}
 
     def slot_views(self, served: ServedTenant, batch: int) -> tuple[int, SlotViews] | None:
         """The model's number, and views of its first slot; all its slots are laid out alike. None: it is not here."""

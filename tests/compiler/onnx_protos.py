@@ -12,8 +12,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from veltair.compiler.onnx.folding.shape_folding import ROWS
 from veltair.compiler.onnx.onnx_model import OnnxModel, load_model
-from veltair.compiler.onnx.shape_folding import ROWS
 from veltair.errors import ModelError
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64

@@ -35,6 +35,7 @@ def compile(
     tables: Storage = "fp32",
     levels: LevelSource = "measured",
     fallback: bool = True,
+    output_room: int | None = None,
     fresh: bool = False,
     progress: Report | None = None,
 ) -> Artifact:
@@ -55,12 +56,14 @@ def compile(
         max_batch: the greatest of a dynamic batch.
         features: a description of raw features (docs/features.md).
         fallback: whether ONNX Runtime may run what nothing of veltair computes.
+        output_room: elements for each sample of an output whose extents the values of the inputs decide; default 65536.
         progress: called with what is done, how much of it, and of how much, as often as that changes.
 
     `precision`, `isa`, `tables`, `levels` and `fresh` are those of `veltair compile`. Raises ModelError, ConfigError
     and other UserErrors for a fault of the input.
     """
     from veltair.compiler.build import compile_model  # loads TVM's compiler: half a second
+    from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, checked_room
 
     if qos_ms is not None and not 0 < qos_ms < 1e9:
         raise ModelError(f"qos_ms: expected a positive number of milliseconds, found {qos_ms}")
@@ -79,6 +82,7 @@ def compile(
             tables=tables,
             levels=levels,
             fallback=fallback,
+            output_room=OUTPUT_ROOM if output_room is None else checked_room(output_room, "output_room"),
             progress=None if progress is None else ReportedProgress(progress),
         )
 

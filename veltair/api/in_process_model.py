@@ -19,6 +19,7 @@ from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Port
+from veltair.profiles.artifact.output_layout import read_outputs
 from veltair.scheduler.costs.batch_interpolation import interpolate_batches
 from veltair.server.protocol.datatypes import DTYPES, datatype_name
 from veltair.server.protocol.infer_request import NamedTensor
@@ -92,10 +93,10 @@ class InProcessModel:
                 raise VeltairError(f"{manifest.model}: the model is closed")
             arrays = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.input_tensors]
             self._layout.fill(arrays, values, batch)
-            outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.outputs]
+            outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.output_tensors]
             run = self._executor.bind(batch, arrays, outputs)
             run.block(0, fastest_versions(self.artifact.profiles(), batch, len(self._cores)))()
-        return {port.name: array for port, array in zip(manifest.outputs, outputs, strict=True)}
+        return read_outputs(manifest, outputs)
 
     def close(self) -> None:
         """Let go of weights and kernels."""

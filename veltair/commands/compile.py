@@ -71,6 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="refuse what nothing of veltair computes, instead of having ONNX Runtime run it",
     )
     parser.add_argument(
+        "--output-room",
+        type=int,
+        metavar="ELEMENTS",
+        help="for each sample of an output whose extents values decide, as of detections (default: 65536)",
+    )
+    parser.add_argument(
         "--tensorflow-python",
         metavar="PYTHON",
         help="one that has TensorFlow and tf2onnx, for a SavedModel; default: $VELTAIR_TENSORFLOW_PYTHON",
@@ -94,7 +100,11 @@ def run(args: argparse.Namespace) -> int:
     if args.qos_ms is not None and not 0 < args.qos_ms < 1e9:
         raise ConfigError(f"--qos-ms: expected a positive number of milliseconds, found {args.qos_ms}")
     from veltair.compiler.build import compile_model  # loads TVM's compiler: half a second
+    from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, checked_room
     from veltair.compiler.onnx.saved_model import as_onnx
+
+    if args.output_room is not None:
+        checked_room(args.output_room, "--output-room")
 
     console = Console(stderr=True)
     whole = Column(no_wrap=True)  # a narrow terminal wraps the words, never the numbers
@@ -126,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
                 tables=args.tables,
                 levels=LEVELS[args.levels],
                 fallback=not args.no_fallback,
+                output_room=OUTPUT_ROOM if args.output_room is None else args.output_room,
                 progress=progress,
                 dump=args.dump,
             )

@@ -14,7 +14,7 @@ from veltair.compiler.graph.layer_graph import ImportedLayers
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.fallback.onnxruntime_layer import onnxruntime_layer
 from veltair.compiler.onnx.constants import captured_names
-from veltair.compiler.onnx.opaque_nodes import is_opaque
+from veltair.compiler.onnx.folding.opaque_nodes import is_opaque
 from veltair.errors import InvariantError, ModelError
 from veltair.types import TensorSpec
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.fallback import OnnxRuntimeParameters
 from veltair.compiler.onnx.constants import captured_names
-from veltair.compiler.onnx.opaque_nodes import body_nodes, is_opaque
+from veltair.compiler.onnx.folding.opaque_nodes import body_nodes, is_opaque
 from veltair.errors import ModelError
 from veltair.profiles.artifact.manifest import ONNX_LAYER
 from veltair.profiles.runtime.onnx_layers import frame_model

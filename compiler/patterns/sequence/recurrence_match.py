@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.sequence import Cell, Direction, ResetPosition, SequenceOrder
-from veltair.compiler.onnx.row_numbers import ROWS
+from veltair.compiler.onnx.folding.row_numbers import ROWS
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper
 
-from veltair.compiler.onnx.opaque_nodes import body_nodes, is_opaque, join_opaque
+from veltair.compiler.onnx.folding.opaque_nodes import body_nodes, is_opaque, join_opaque
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx_protos import I64, F, model, node, port, rebuilt, refuse, run, saved
 
+from veltair.compiler.onnx.folding.shape_folding import ROWS
+from veltair.compiler.onnx.folding.shape_propagation import ShapePropagation, TensorFacts
 from veltair.compiler.onnx.onnx_model import OnnxModel, load_model
-from veltair.compiler.onnx.shape_folding import ROWS
-from veltair.compiler.onnx.shape_propagation import ShapePropagation, TensorFacts
 
 BOOL = TensorProto.BOOL
 COMPUTING = {"Shape", "Size", "Range", "ConstantOfShape", "Equal", "If"}

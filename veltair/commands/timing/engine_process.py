@@ -97,7 +97,7 @@ def load_veltair(
         name: Strings.from_values(array.ravel()) if array.dtype.hasobject else array for name, array in feeds.items()
     }
     InputLayout.of(manifest).fill(inputs, raw, batch)
-    outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.outputs]
+    outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.output_tensors]
     run = executor.bind(batch, inputs, outputs)
     pool.move_to(cores[:threads])
     return run.block(0, fastest_versions(artifact.profiles(), batch, threads))

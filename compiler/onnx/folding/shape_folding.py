@@ -16,13 +16,15 @@ import onnx
 from onnx import helper
 
 from veltair.compiler.onnx.constants import captured_names
+from veltair.compiler.onnx.folding.opaque_nodes import OWN_DOMAIN, is_opaque, join_opaque
+from veltair.compiler.onnx.folding.row_numbers import ROWS, keep_apart
+from veltair.compiler.onnx.folding.shape_arguments import restate
+from veltair.compiler.onnx.folding.shape_propagation import ShapePropagation, TensorFacts, same_values
+from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, batch_symbols, give_room
 from veltair.compiler.onnx.node_evaluation import Array, infer_node
-from veltair.compiler.onnx.opaque_nodes import OWN_DOMAIN, is_opaque, join_opaque
 from veltair.compiler.onnx.recurrent_layout import RECURRENT
-from veltair.compiler.onnx.row_numbers import ROWS, keep_apart
-from veltair.compiler.onnx.shape_arguments import restate
-from veltair.compiler.onnx.shape_propagation import ShapePropagation, TensorFacts, same_values
 from veltair.errors import ModelError
+from veltair.profiles.artifact.manifest import Port
 from veltair.types import TensorSpec
 
 BATCHES = (7, 11)  # the sample sizes: what differs between them depends on the batch
@@ -46,6 +48,8 @@ class FoldedGraph:
     nodes: list[onnx.NodeProto]
     constants: dict[str, Array]
     values: dict[str, TensorSpec]
+    outputs: tuple[str, ...] = ()  # those that are computed, in order
+    sized: Mapping[str, Port] = field(default_factory=dict)  # outputs whose extents values decide (`sized_outputs`)
     mergeable: bool = True  # whether each sample of a batch reads its own rows, whatever indices clients give
 
 
@@ -57,43 +61,58 @@ def fold_shapes(
     path: Path,
     *,
     fallback: bool = True,
+    output_room: int = OUTPUT_ROOM,
 ) -> FoldedGraph:
     """Fold what follows from shapes and constants alone.
 
     constants: by name, tables included. dynamic: whether a symbolic first dimension of an input is the batch.
     fallback: whether nodes whose shapes cannot be told are joined for ONNX Runtime (`opaque_nodes`).
+    output_room: elements for each sample of an output whose extents values decide (`sized_outputs`).
 
     Raises ModelError naming a node whose shapes cannot be told, or depend on the batch other than in proportion.
     """
-    opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
+    propagation, facts = _propagate(proto, constants, dynamic, path, fallback=fallback)
+    sized: Mapping[str, Port] = {}
+    if unstated := {output.name for output in proto.graph.output} - facts.keys():
+        proto, sized, added = give_room(proto, unstated, output_room, dynamic, path)
+        constants = {**constants, **added}
+        propagation, facts = _propagate(proto, constants, dynamic, path, fallback=fallback)
+    given, outputs = propagation.nodes, {output.name for output in proto.graph.output}
+    if opaque := propagation.opaque:
+        # Of tensors that nobody outside reads, the values are not kept.
+        computed = {n for n, f in facts.items() if f.values is not None and (not f.values or f.constant is None)}
+        given = join_opaque(given, opaque, facts.keys(), computed, outputs)
+    folding = _Folding(facts, dict(constants) | propagation.constants, _opsets(proto)[""], max_batch, path)
+    rewritten = [*folding.nodes(given), *folding.outputs(outputs)]
+    nodes = _needed(folding.renamed(rewritten), outputs)
+    named = outputs.union(*([value.name] for value in proto.graph.input), *(node.output for node in nodes))
+    values = {name: tensor_spec(name, facts[name], path) for name in facts if name in named}
+    values |= {name: TensorSpec(name, str(array.dtype), array.shape) for name, array in folding.constants.items()}
+    folded = FoldedGraph(nodes, folding.constants, values, tuple(output.name for output in proto.graph.output), sized)
+    # Whether rows of what is joined mix, nobody knows.
+    apart = keep_apart(nodes, outputs, folded.values, folded.constants, path)
+    folded.mergeable = apart and not any(map(is_opaque, nodes))
+    return folded
+
+
+def _propagate(
+    proto: onnx.ModelProto, constants: Mapping[str, Array], dynamic: bool, path: Path, *, fallback: bool
+) -> tuple[ShapePropagation, Mapping[str, TensorFacts]]:
+    """What is known of every tensor of the graph."""
     inputs = {
         value.name: _input_facts(value, BATCHES if dynamic else BATCHES[:1])
         for value in proto.graph.input
         if value.name not in constants
     }
     outputs = {output.name for output in proto.graph.output}
-    stated = _stated(proto.graph.output, dynamic) if fallback else None
-    propagation = ShapePropagation(proto.graph.node, opsets, inputs, constants, outputs, path, stated)
-    facts = propagation.run()
-    given = propagation.nodes
-    if opaque := propagation.opaque:
-        for name in sorted(outputs - facts.keys()):
-            raise ModelError(f"{path}: output {name!r}: {opaque[name]}, and the file does not state it")
-        # Of tensors that nobody outside reads, the values are not kept.
-        computed = {n for n, f in facts.items() if f.values is not None and (not f.values or f.constant is None)}
-        given = join_opaque(given, opaque, facts.keys(), computed, outputs)
-    folding = _Folding(facts, dict(constants) | propagation.constants, opsets[""], max_batch, path)
-    rewritten = [*folding.nodes(given), *folding.outputs(outputs)]
-    nodes = _needed(folding.renamed(rewritten), outputs)
-    named = {*inputs, *outputs, *(name for node in nodes for name in node.output if name)}
-    values = {name: tensor_spec(name, facts[name], path) for name in facts if name in named}
-    values |= {name: TensorSpec(name, str(array.dtype), array.shape) for name, array in folding.constants.items()}
-    folded = FoldedGraph(nodes, folding.constants, values)
-    # Whether rows of what is joined mix, nobody knows.
-    folded.mergeable = keep_apart(nodes, outputs, folded.values, folded.constants, path) and not any(
-        map(is_opaque, nodes)
-    )
-    return folded
+    symbols = batch_symbols(proto.graph) if dynamic else frozenset()
+    stated = _stated(proto.graph.output, symbols) if fallback else None
+    propagation = ShapePropagation(proto.graph.node, _opsets(proto), inputs, constants, outputs, path, stated)
+    return propagation, propagation.run()
+
+
+def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
+    return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
 
 
 def tensor_spec(name: str, facts: TensorFacts, path: Path) -> TensorSpec:
@@ -120,14 +139,14 @@ def _input_facts(value: onnx.ValueInfoProto, batches: Sequence[int]) -> TensorFa
     return TensorFacts.of_type(tensor.elem_type, [tuple(dim or batch for dim in dims) for batch in batches])
 
 
-def _stated(outputs: Iterable[onnx.ValueInfoProto], dynamic: bool) -> dict[str, TensorFacts]:
-    """What the file says of outputs, where that is all of their shapes but for the batch."""
+def _stated(outputs: Iterable[onnx.ValueInfoProto], symbols: Set[str]) -> dict[str, TensorFacts]:
+    """What the file says of outputs, where that is all of their shapes but for the batch (one of `symbols`)."""
     found = {}
     for value in outputs:
         tensor = value.type.tensor_type
-        open_axes = [i for i, dim in enumerate(tensor.shape.dim) if not dim.HasField("dim_value")]
-        if tensor.HasField("shape") and (not open_axes or (dynamic and open_axes == [0])):
-            found[value.name] = _input_facts(value, BATCHES if dynamic else BATCHES[:1])
+        open_dims = [(i, dim.dim_param) for i, dim in enumerate(tensor.shape.dim) if not dim.HasField("dim_value")]
+        if tensor.HasField("shape") and open_dims in ([], *([(0, symbol)] for symbol in symbols)):
+            found[value.name] = _input_facts(value, BATCHES if symbols else BATCHES[:1])
     return found
 
 

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import numpy as np
 import onnx
 
+from veltair.compiler.onnx.folding.shape_propagation import TensorFacts
 from veltair.compiler.onnx.node_evaluation import Array
-from veltair.compiler.onnx.shape_propagation import TensorFacts
 
 FAR = np.iinfo(np.int64).max  # as the end of a slice: where the axis ends
 

@@ -1,0 +1,124 @@
+"""Outputs whose extents values decide: a model gives each as values in a room of fixed size, and its extents beside.
+
+The operators that do so are standard ones, at the end of the model, where ONNX Runtime runs them together with whatever
+decides the extents (`opaque_nodes`). Nothing behind this module knows of extents that vary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from veltair.compiler.onnx.constants import type_name
+from veltair.compiler.onnx.node_evaluation import Array
+from veltair.errors import ConfigError, ModelError
+from veltair.profiles.artifact.manifest import Port, sized_output
+
+OUTPUT_ROOM = 1 << 16  # elements for each sample, where nobody asks for another number
+MOST_ROOM = 1 << 26
+PREFIX = "veltair/output/"  # of names that are added
+
+
+def give_room(
+    proto: onnx.ModelProto, names: Set[str], room: int, dynamic: bool, path: Path
+) -> tuple[onnx.ModelProto, dict[str, Port], dict[str, Array]]:
+    """The model with two outputs in place of each of `names`, the ports that clients see, and constants.
+
+    room: elements for each sample. dynamic: whether a symbolic first dimension of an input is the batch.
+    Raises ModelError naming an output whose rank is not known.
+    """
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto)
+    graph = changed.graph
+    batch = next(_batched(graph)) if dynamic else None
+    symbol = (batch.type.tensor_type.shape.dim[0].dim_param if batch else "") or None
+    symbols = batch_symbols(graph) - {""} if dynamic else set()
+    taken = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
+    outputs, ports = list[onnx.ValueInfoProto](), dict[str, Port]()
+    for value in proto.graph.output:
+        if value.name not in names:
+            outputs.append(value)
+            continue
+        tensor = value.type.tensor_type
+        if not tensor.HasField("shape"):
+            raise ModelError(
+                f"{path}: output {value.name!r}: the values of the inputs decide how many dimensions it has"
+            )
+        dims = [dim.dim_value for dim in tensor.shape.dim]
+        if dims and not dims[0] and tensor.shape.dim[0].dim_param in symbols:
+            dims[0] = -1
+        port = ports[value.name] = Port(value.name, type_name(tensor.elem_type), tuple(dims), room=room)
+        parts = sized_output(port.name, port.dtype, len(dims), room, 1 if batch is None else -1)
+        for part in parts:
+            if part.name in taken:
+                raise ModelError(f"{path}: two tensors would be {part.name!r}; expected another name")
+            kind = helper.np_dtype_to_tensor_dtype(np.dtype(part.dtype))
+            shape = [dim if dim >= 0 else symbol for dim in part.shape]
+            outputs.append(helper.make_tensor_value_info(part.name, kind, shape))
+        graph.node.extend(_nodes(value.name, parts, batch))
+    numbers = {"room": [room], "flat": [-1], "none": [0], "rows": [-1, room]}
+    constants = {f"{PREFIX}{name}": np.array(value, np.int64) for name, value in numbers.items()}
+    del graph.output[:]
+    graph.output.extend(outputs)
+    return changed, ports, constants
+
+
+def checked_room(room: int, option: str) -> int:
+    """The room that was asked for. Raises ConfigError naming the option."""
+    if not 1 <= room <= MOST_ROOM:
+        raise ConfigError(f"{option}: expected 1 to {MOST_ROOM} elements, found {room}")
+    return room
+
+
+def client_ports(tensors: Sequence[Port], sized: Mapping[str, Port]) -> Iterator[Port]:
+    """The outputs as clients see them, of the tensors that kernels write.
+
+    >>> boxes = Port("boxes", "float32", (0, 4), room=400)
+    >>> values, extents = sized_output("boxes", "float32", 2, 400, -1)
+    >>> [port.name for port in client_ports([Port("y", "int64", (-1,)), values, extents], {"boxes": boxes})]
+    ['y', 'boxes']
+    """
+    first = {f"{name}/values": port for name, port in sized.items()}
+    second = {f"{name}/extents" for name in sized}
+    for tensor in tensors:
+        if tensor.name not in second:
+            yield first.get(tensor.name, tensor)
+
+
+def batch_symbols(graph: onnx.GraphProto) -> Set[str]:
+    """The names of the batch in a graph where an input's symbolic first dimension is the batch; "" is none."""
+    return {value.type.tensor_type.shape.dim[0].dim_param for value in _batched(graph)}
+
+
+def _batched(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    constants = {tensor.name for tensor in graph.initializer}
+    for value in graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if value.name not in constants and dims and not dims[0].HasField("dim_value"):
+            yield value
+
+
+def _nodes(name: str, parts: Sequence[Port], batch: onnx.ValueInfoProto | None) -> Iterator[onnx.NodeProto]:
+    """Those that write an output's values and zeros behind them, or no more than the room takes, and its extents."""
+    values, extents = (part.name for part in parts)
+    inner = f"{PREFIX}{name}/"
+
+    def node(op: str, inputs: Sequence[str], output: str, **attributes: int) -> onnx.NodeProto:
+        return helper.make_node(op, inputs, [output], name=f"{inner}{op}/{output}", **attributes)
+
+    space = f"{PREFIX}room"
+    if batch is not None:
+        yield node("Shape", [batch.name], f"{inner}batch", start=0, end=1)
+        space = f"{inner}space"
+        yield node("Mul", [f"{PREFIX}room", f"{inner}batch"], space)
+    yield node("Shape", [name], extents)
+    yield node("Reshape", [name, f"{PREFIX}flat"], f"{inner}flat")
+    yield node("Shape", [f"{inner}flat"], f"{inner}size")
+    yield node("Sub", [space, f"{inner}size"], f"{inner}left")
+    yield node("Concat", [f"{PREFIX}none", f"{inner}left"], f"{inner}pads", axis=0)
+    yield node("Pad", [f"{inner}flat", f"{inner}pads"], f"{inner}padded")
+    yield node("Reshape", [f"{inner}padded", f"{PREFIX}rows"], values)

@@ -1,0 +1,52 @@
+"""How a query's outputs lie in the tensors that kernels write.
+
+Most outputs are such a tensor. One whose extents the values of the inputs decide (the detections in an image) is two:
+room for its values, and its extents, which say how much of the room is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.errors import RequestError
+from veltair.profiles.artifact.manifest import Manifest
+
+
+def read_outputs(manifest: Manifest, tensors: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The outputs by name, as views of the `tensors`, which are in the order of `Manifest.output_tensors`.
+
+    Raises RequestError where an output is larger than its room.
+    """
+    left, found = iter(tensors), {}
+    for port in manifest.outputs:
+        values = next(left)
+        if port.room:
+            extents = tuple(int(extent) for extent in next(left))
+            size = math.prod(extents)
+            if min(extents, default=0) < 0 or size > values.size:
+                raise RequestError(
+                    f"{manifest.model}: output {port.name!r} has {size} elements (shape {extents}) for these inputs; "
+                    f"the model was compiled for at most {values.size}"
+                )
+            values = values.reshape(-1)[:size].reshape(extents)
+        found[port.name] = values
+    return found
+
+
+def write_tensors(manifest: Manifest, outputs: Sequence[NDArray[Any]], batch: int) -> list[NDArray[Any]]:
+    """What kernels write for these outputs, in the order of `Manifest.output_tensors`."""
+    found = list[NDArray[Any]]()
+    for port, output in zip(manifest.outputs, outputs, strict=True):
+        if not port.room:
+            found.append(output)
+            continue
+        values = np.zeros(port.room * batch, port.dtype)
+        kept = output.reshape(-1)[: values.size]
+        values[: kept.size] = kept
+        found += [values.reshape(-1, port.room), np.array(output.shape, np.int64)]
+    return found
