@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from veltair.config import ServeConfig
 from veltair.errors import OverloadedError, RefusalReason, ShutdownError, VeltairError
+from veltair.machine.standstill import Standstill
 from veltair.server.front.admission import expire, refuse_past_deadline, refuse_while_draining
 from veltair.server.front.engine_connection import EngineConnection
 from veltair.server.front.query_result import QueryResult
@@ -285,11 +286,10 @@ class EngineClient:
             await asyncio.sleep(HEARTBEAT_S)
             if (engine := self._engine) is None:
                 continue
-            asked = asyncio.create_task(engine.status())
-            _, late = await asyncio.wait([asked], timeout=min(most_s, LATE_S))
-            self._answers = not late
-            if late:
-                await asyncio.wait([asked], timeout=most_s - min(most_s, LATE_S))
+            asked, watched = asyncio.create_task(engine.status()), Standstill(engine.pid)
+            while not asked.done() and not watched.hangs(time.monotonic_ns(), round(most_s * 1e9)):
+                await asyncio.wait([asked], timeout=min(most_s, LATE_S))
+                self._answers = asked.done()
             if not asked.done():
                 logger.error("the engine process %d has not answered for %.1f s and is killed", engine.pid, most_s)
                 asked.cancel()

@@ -6,8 +6,10 @@ how few cores it gets for that, makes no difference: it runs, or it waits for a 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _AT_WORK = ("R", "D")  # runs or waits for a core; waits for a disk
 
 
@@ -21,7 +23,7 @@ class Standstill:
 
     def __init__(self, pid: int) -> None:
         self._threads = Path(f"/proc/{pid}/task")
-        self._cpu_ticks = -1
+        self._cpu_ticks = self._first_ticks = -1
         self._since_ns = 0
 
     def lasted_ns(self, now_ns: int) -> int:
@@ -30,7 +32,14 @@ class Standstill:
         at_work, cpu_ticks = self._look()
         if at_work or cpu_ticks != self._cpu_ticks:
             self._cpu_ticks, self._since_ns = cpu_ticks, now_ns
+            self._first_ticks = cpu_ticks if self._first_ticks < 0 else self._first_ticks
         return now_ns - self._since_ns
+
+    def hangs(self, now_ns: int, most_ns: int) -> bool:
+        """Whether it has stood still for longer than `most_ns`, or used a core for longer since the first look, though
+        what it was asked for takes far less. A process that waits for a core does neither."""
+        stood_ns = self.lasted_ns(now_ns)
+        return max(stood_ns, (self._cpu_ticks - self._first_ticks) * TICK_NS) > most_ns
 
     def _look(self) -> tuple[bool, int]:
         """Whether a thread is at work, and the time that all of them have used."""

@@ -54,3 +54,26 @@ def test_a_process_that_has_ended_is_no_standstill() -> None:
     with running("print(flush=True); input()") as process:
         watch = Standstill(process.pid)
     assert [watch.lasted_ns(n * SECOND_NS) for n in range(1, 4)] == [0] * 3
+
+
+def until_it_hangs(watch: Standstill, step_ns: int, most_ns: int) -> bool:
+    give_up, now_ns = time.monotonic() + 60, 0
+    while time.monotonic() < give_up:
+        if watch.hangs(now_ns := now_ns + step_ns, most_ns):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_process_that_uses_a_core_for_too_long_hangs() -> None:
+    with running("print(flush=True)\nwhile True: pass") as process:
+        watch = Standstill(process.pid)
+        # What it used before the first look does not count, nor does time that passes while it waits for a core.
+        assert not any(watch.hangs(n * 3600 * SECOND_NS, 3600 * SECOND_NS) for n in range(20))
+        assert until_it_hangs(watch, step_ns=0, most_ns=SECOND_NS // 20)
+
+
+def test_a_process_that_is_stopped_hangs() -> None:
+    with running("print(flush=True)\nwhile True: pass") as process:
+        process.send_signal(signal.SIGSTOP)
+        assert until_it_hangs(Standstill(process.pid), step_ns=SECOND_NS, most_ns=3600 * SECOND_NS)
