@@ -1,9 +1,15 @@
-"""`BlockWatchdog`: finds blocks that take far longer than their profile says: the worker hangs, or is stopped."""
+"""`BlockWatchdog`: finds blocks that take far longer than their profile says: the worker hangs, or is stopped.
+
+On a machine with too little time for everybody a block may take as long, and its worker only waits for a core. So after
+half of the time that a block has, its worker is watched: it hangs if it then stands still for the other half, or uses
+its cores for so long.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
+from veltair.machine.standstill import Standstill
 from veltair.server.engine.in_flight_batch import InFlightBatch
 
 MOST_TIMES = 10  # the time that a block was predicted to take
@@ -24,6 +30,7 @@ class BlockWatchdog:
         """`least_ns`: a block has this long, however short it was predicted."""
         self._least_ns = least_ns
         self._next_ns = 0
+        self._watched: dict[tuple[int, int], Standstill] = {}  # by worker and start of the block
 
     def seconds_to_look(self, batches: Collection[InFlightBatch], now_ns: int) -> float | None:
         """Until the next look is due; None while nothing runs."""
@@ -34,9 +41,15 @@ class BlockWatchdog:
         if now_ns < self._next_ns:
             return []
         self._next_ns = now_ns + PERIOD_NS
-        return [batch for batch in batches if self._is_hung(batch, now_ns)]
+        before, self._watched = self._watched, {}
+        return [batch for batch in batches if self._is_hung(batch, now_ns, before)]
 
-    def _is_hung(self, batch: InFlightBatch, now_ns: int) -> bool:
+    def _is_hung(self, batch: InFlightBatch, now_ns: int, before: Mapping[tuple[int, int], Standstill]) -> bool:
         if (order := batch.order) is None:
             return False
-        return now_ns - batch.ordered_ns > max(self._least_ns, MOST_TIMES * order.block.predicted_ns)
+        half_ns = max(self._least_ns, MOST_TIMES * order.block.predicted_ns) // 2
+        if now_ns - batch.ordered_ns <= half_ns:
+            return False
+        key = batch.worker.pid, batch.ordered_ns
+        watched = self._watched[key] = before.get(key) or Standstill(batch.worker.pid)
+        return watched.hangs(now_ns, half_ns, order.block.cores)

@@ -35,11 +35,11 @@ class Standstill:
             self._first_ticks = cpu_ticks if self._first_ticks < 0 else self._first_ticks
         return now_ns - self._since_ns
 
-    def hangs(self, now_ns: int, most_ns: int) -> bool:
-        """Whether it has stood still for longer than `most_ns`, or used a core for longer since the first look, though
-        what it was asked for takes far less. A process that waits for a core does neither."""
+    def hangs(self, now_ns: int, most_ns: int, cores: int = 1) -> bool:
+        """Whether it has stood still for longer than `most_ns`, or used these cores for longer since the first look,
+        though what it was asked for takes far less. A process that waits for a core does neither."""
         stood_ns = self.lasted_ns(now_ns)
-        return max(stood_ns, (self._cpu_ticks - self._first_ticks) * TICK_NS) > most_ns
+        return max(stood_ns, (self._cpu_ticks - self._first_ticks) * TICK_NS // cores) > most_ns
 
     def _look(self) -> tuple[bool, int]:
         """Whether a thread is at work, and the time that all of them have used."""

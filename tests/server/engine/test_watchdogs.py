@@ -62,7 +62,7 @@ def test_a_stopped_worker_that_nothing_is_asked_of_is_replaced(artifacts: Path) 
 
     async def scenario() -> None:
         configuration = serve_config(
-            artifacts, "mlp", "spin", workers=2, spare_workers=0, policy="fcfs", hung_block_s=0.5
+            artifacts, "mlp", "spin", workers=2, spare_workers=0, policy="fcfs", hung_block_s=3
         )
         async with serving(configuration) as client:
             query = asyncio.create_task(client.infer("spin", spin_inputs(SOME_TURNS)))
