@@ -12,6 +12,7 @@ from veltair.compiler.embedding.table_storage import TableStorage
 from veltair.compiler.phase_dump import PhaseDump
 from veltair.compiler.pipeline import PHASES, Compilation
 from veltair.compiler.timing.measure import Meter
+from veltair.compiler.tuning.kernel_cache import KernelCache
 from veltair.compiler.tuning.precision import Precision, dots_pay, pick_precision
 from veltair.machine.isa import ISAS, cpu_features, isa_features
 from veltair.machine.topology import usable_machine
@@ -37,6 +38,7 @@ def compile_model(
     fallback: bool = True,
     progress: Progress | None = None,
     store: RecordStore | None = None,
+    cache: KernelCache | None = None,
     dump: Path | None = None,
 ) -> Artifact:
     """Compile an ONNX file into an artifact at `out`, which appears whole or not at all. The phases: `pipeline.PHASES`.
@@ -56,6 +58,7 @@ def compile_model(
             keeps in float16 or in bytes with a scale stay as they are.
         fallback: whether ONNX Runtime may run what nothing of ours computes.
         store: tuning records; the shipped ones and the user's by default.
+        cache: objects and times of earlier compiles; by default none are used, and none kept.
         dump: a folder for the state after each phase, one text file each.
 
     Raises UserError (ModelError, ConfigError, …) for a fault of the input, VeltairError when a layer has no version
@@ -86,6 +89,7 @@ def compile_model(
             scratch=Path(scratch),
             meter=meter,
             store=store or RecordStore(used, fresh=fresh),
+            cache=cache or KernelCache(),
             progress=progress or Progress(disable=True),
         )
         for phase in PHASES:
