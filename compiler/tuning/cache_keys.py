@@ -45,7 +45,7 @@ def version_key(
     weights = [content_digest(weight).hex() for weight in spec.weights.values()]
     inputs = [msgspec.json.encode(input_operands(spec, batch, setting.bounds)).decode() for batch in batches]
     facts = *_code_facts(spec, point, setting), setting.precision, *weights, *inputs, f"{modelled}"
-    return _digest("version", *facts, *machine_facts(cores))
+    return _digest("version", *facts, machine_facts(cores))
 
 
 def times_key(
@@ -68,15 +68,16 @@ def times_key(
             return ""
         contents = [f"{weight.shape} {content_digest(weight).hex()}" for weight in kernel.weights]
     facts = object_digest, *_code_facts(spec, point, setting), *inputs, *contents, f"{GRADES}"
-    return _digest("timing", *facts, *machine_facts(cores))
+    return _digest("timing", *facts, machine_facts(cores))
 
 
 def memory_key(cores: CoreSet) -> str:
     """Of this machine's cache sizes and bandwidths, as they were measured on these cores."""
-    return _digest("memory", source_digest(), *machine_facts(cores))
+    return _digest("memory", source_digest(), machine_facts(cores))
 
 
-def machine_facts(cores: CoreSet) -> list[str]:
+@cache
+def machine_facts(cores: CoreSet) -> str:
     """What measured times depend on besides the code: the processor, the cores in use and what limits them."""
     facts = {
         "cpu": cpu_name(),
@@ -87,7 +88,7 @@ def machine_facts(cores: CoreSet) -> list[str]:
         "huge pages": huge_page_mode(),
         "libraries": [metadata.version(name) for name in ("numpy", "onnxruntime")],
     }
-    return [json.dumps(facts)]
+    return json.dumps(facts)
 
 
 def _draws_inputs(spec: LayerSpec) -> bool:
@@ -101,10 +102,15 @@ def _code_facts(spec: LayerSpec, point: Point, setting: Setting) -> list[str]:
     return [
         version_symbol(spec, point),
         *map(repr, (weights, target, sorted(setting.features))),
-        *(metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi")),
-        veltair.__version__,
-        source_digest(),
+        *code_generator(),
     ]
+
+
+@cache
+def code_generator() -> tuple[str, ...]:
+    """The versions of what turns points into code."""
+    tvm = (metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi"))
+    return *tvm, veltair.__version__, source_digest()
 
 
 @cache
