@@ -89,11 +89,11 @@ class FusionExplorer:
         # operators in a row would take a second, and of ten thousand gigabytes.
         self.before, self.after = [0] * len(ops), [0] * len(ops)
         direct = [{*producers, *self.outside.get(i, ())} for i, producers in enumerate(self.producers)]
-        for i, producers in enumerate(direct):
-            for p in producers:
+        for i, needed in enumerate(direct):
+            for p in needed:
                 self.before[i] |= self.before[p] | 1 << p
-        for i, producers in reversed(list(enumerate(direct))):
-            for p in producers:
+        for i in reversed(range(len(ops))):
+            for p in direct[i]:
                 self.after[p] |= self.after[i] | 1 << i
         self.wanted = set(wanted)
         self._scores: dict[Pattern, float | None] = {}

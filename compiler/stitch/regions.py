@@ -116,7 +116,9 @@ class _RegionBuilder:
     def region(self) -> ImportedLayers:
         """The layers in order: each kernel as soon as it can run, and the longest runs of other nodes between."""
         explorer = FusionExplorer(self.ops, self._shapes(), self.wanted, self._outside())
-        groups = [[explorer.program(p) for p in group] for group in explorer.packed(explorer.plan())]
+        groups: list[Sequence[StitchProgram]] = [
+            [explorer.program(p) for p in group] for group in explorer.packed(explorer.plan())
+        ]
         known = {*self.inputs, *self.constants, ""}
         others, layers, views = list(self.others), list[LayerSpec](), list[tuple[Activation, str]]()
         waiting = _Waiting(groups)
