@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from veltair.cli import main
+from veltair.commands.compile import reused
+from veltair.compiler.tuning.kernel_cache import CacheCounts
 from veltair.profiles.cache.cache_folder import PAGE, CacheFolder
 
 
@@ -59,3 +61,14 @@ def test_what_it_does_not_understand(
     assert main(["cache", *arguments]) == 2
     assert says in capsys.readouterr().err
     assert folder.usage()["objects"].entries == 6
+
+
+def test_a_compile_says_what_it_reused_and_since_when() -> None:
+    assert reused(CacheCounts(objects_built=3, tables_measured=3, oldest_s=86400)) == ""
+    assert reused(CacheCounts(objects_built=1, objects_reused=2, tables_measured=3)) == (
+        "Reused from earlier compiles: 2 of 3 kernels."
+    )
+    assert reused(CacheCounts(objects_reused=3, tables_reused=2, tables_measured=1, oldest_s=86400)) == (
+        "Reused from earlier compiles: 3 of 3 kernels and 2 of 3 latency tables, measured on this machine since "
+        "1970-01-02T00:00:00Z; --fresh-timings measures again."
+    )
