@@ -13,6 +13,7 @@ from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM
 from veltair.compiler.phase_dump import PhaseDump
 from veltair.compiler.pipeline import PHASES, Compilation
 from veltair.compiler.timing.measure import Meter
+from veltair.compiler.tuning.kernel_cache import KernelCache
 from veltair.compiler.tuning.precision import Precision, dots_pay, pick_precision
 from veltair.machine.isa import ISAS, cpu_features, isa_features
 from veltair.machine.topology import usable_machine
@@ -39,6 +40,7 @@ def compile_model(
     output_room: int = OUTPUT_ROOM,
     progress: Progress | None = None,
     store: RecordStore | None = None,
+    cache: KernelCache | None = None,
     dump: Path | None = None,
 ) -> Artifact:
     """Compile an ONNX file into an artifact at `out`, which appears whole or not at all. The phases: `pipeline.PHASES`.
@@ -60,6 +62,7 @@ def compile_model(
         output_room: elements for each sample of an output whose extents values decide; larger ones are refused when
             the model is served.
         store: tuning records; the shipped ones and the user's by default.
+        cache: objects and times of earlier compiles; by default none are used, and none kept.
         dump: a folder for the state after each phase, one text file each.
 
     Raises UserError (ModelError, ConfigError, …) for a fault of the input, VeltairError when a layer has no version
@@ -91,6 +94,7 @@ def compile_model(
             scratch=Path(scratch),
             meter=meter,
             store=store or RecordStore(used, fresh=fresh),
+            cache=cache or KernelCache(),
             progress=progress or Progress(disable=True),
         )
         for phase in PHASES:

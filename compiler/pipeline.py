@@ -36,10 +36,10 @@ from veltair.compiler.patterns.recommendation.feature_columns import round_colum
 from veltair.compiler.stitch.regions import import_region
 from veltair.compiler.timing.latency_tables import LatencyTables
 from veltair.compiler.timing.measure import Bounds, Meter
-from veltair.compiler.timing.modelled_interference import measure_memory
 from veltair.compiler.tuning import code_versions
 from veltair.compiler.tuning.code_versions import TunedVersion
 from veltair.compiler.tuning.frontier import Candidate
+from veltair.compiler.tuning.kernel_cache import KernelCache
 from veltair.compiler.tuning.search import search
 from veltair.compiler.tuning.setting import Setting
 from veltair.machine.environment import describe_environment, flat_facts
@@ -99,6 +99,7 @@ class Compilation(Lowering):
     scratch: Path  # a folder for object files
     meter: Meter
     store: RecordStore
+    cache: KernelCache
     progress: Progress
     environment: Environment = field(init=False)
     batches: tuple[int, ...] = field(init=False)  # sizes of a dynamic batch to time
@@ -171,7 +172,7 @@ def search_candidates(compilation: Compilation) -> None:
         bounds=_id_bounds(graph, c.features),
         spaces=SPACES,
     )
-    c.candidates = search(graph.layers, c.store, c.meter, c.setting, c.trials, c.progress, c.scratch)
+    c.candidates = search(graph.layers, c.store, c.meter, c.setting, c.trials, c.progress, c.scratch, c.cache)
 
 
 def choose_versions(compilation: Compilation) -> None:
@@ -180,9 +181,9 @@ def choose_versions(compilation: Compilation) -> None:
     alone_ns = sum(min(found.best_ns for found in c.candidates[layer.workload]) for layer in c.graph.layers)
     stated_ns = c.qos_ns or c.model.stated_qos_ns
     c.qos_ns = stated_ns or -(-QOS_FACTOR * alone_ns // 1_000_000) * 1_000_000
-    memory = measure_memory(c.meter.cores) if c.level_source == "modelled" else None
+    memory = c.cache.memory_system(c.meter.cores) if c.level_source == "modelled" else None
     c.latency_tables, c.versions = code_versions.choose_versions(
-        c.graph.layers, c.candidates, c.qos_ns, c.batches, c.meter, c.setting, c.scratch, c.progress, memory
+        c.graph.layers, c.candidates, c.qos_ns, c.batches, c.meter, c.setting, c.scratch, c.progress, memory, c.cache
     )
 
 
@@ -215,7 +216,7 @@ def write_manifest(compilation: Compilation) -> None:
         buffers=parts.buffers,
         arena_bytes=parts.arena_bytes,
         layers=parts.layers,
-        environment=flat_facts(c.environment),
+        environment=flat_facts(c.environment) | {"timed_since": c.cache.counts.timed_since},
         source_digest=file_digest(c.onnx),
         kernels_digest=file_digest(c.draft / KERNELS),
         weights_digest=parts.weights_digest,

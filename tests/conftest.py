@@ -42,6 +42,14 @@ def few_descriptors() -> Iterator[None]:
         gc.collect()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands that compile share a cache of the session's own, not the developer's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VELTAIR_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the artifacts of build_artifacts.py: real kernels, built once a session in a process of its own."""

@@ -41,7 +41,7 @@ FLOORS = {
         *("onnx", "graph", "codegen", "embedding", "kernels", "stitch", "features", "patterns"),
         *("locality", "timing", "tuning"),
     ),
-    "veltair.profiles": ("artifact", "records", "runtime"),
+    "veltair.profiles": ("artifact", "cache", "records", "runtime"),
     "veltair.server": ("ipc", "protocol", "access", "worker", "engine", "front"),
     "veltair": ("machine", "grpc", "zoo", "simulation", "api", "commands"),
 }

@@ -27,6 +27,7 @@ COMMANDS = {
     "query": ("veltair.commands.query", "ask a served model once, and show the answer with its times"),
     "init": ("veltair.commands.init", "write a commented configuration"),
     "zoo": ("veltair.commands.zoo", "write a model of the zoo as ONNX"),
+    "cache": ("veltair.commands.kept.cache", "show, bound or clear what compiles keep for the next one"),
     "simulate": ("veltair.commands.simulate", "run a scenario in virtual time on a machine that is not here"),
     "replay": ("veltair.commands.replay", "replay an event log and compare the decisions"),
     "demo": ("veltair.commands.demo", "build, compile, serve and load the three demo models"),

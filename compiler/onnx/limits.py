@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -57,10 +57,7 @@ def held_bytes(proto: onnx.ModelProto) -> int:
 def check_sizes(proto: onnx.ModelProto, known: KnownShapes, held: int, path: Path) -> None:
     """Refuse tensors larger than memory, and constants that are computed from others and much larger than these,
     before anything computes them. `held`: see `held_bytes`. Raises ModelError."""
-    memory = memory_bytes()
-    for name, (_, shape) in known.items():
-        if memory and 4 * math.prod(shape) > memory:
-            raise ModelError(f"{path}: tensor {name!r:.80} of shape {shape} is larger than this machine's memory")
+    check_memory({name: shape for name, (_, shape) in known.items()}, path)
     constant = {tensor.name for tensor in proto.graph.initializer}
     for node in proto.graph.node:
         if not set(node.input) <= constant | {""}:
@@ -73,6 +70,14 @@ def check_sizes(proto: onnx.ModelProto, known: KnownShapes, held: int, path: Pat
                     f"{path}: node {node.name!r:.80}: {node.op_type:.40} makes a constant of shape {shape}; expected at"
                     f" most {most >> 20} MB of a file of this size"
                 )
+
+
+def check_memory(shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    """Refuse tensors larger than this machine's memory. Raises ModelError."""
+    memory = memory_bytes()
+    for name, shape in shapes.items():
+        if memory and 4 * math.prod(shape) > memory:
+            raise ModelError(f"{path}: tensor {name!r:.80} of shape {shape} is larger than this machine's memory")
 
 
 def _most_bytes(held: int) -> int:

@@ -20,13 +20,13 @@ from veltair.compiler.features.from_onnx.column_reader import TEXTUAL, Extracted
 from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM
-from veltair.compiler.onnx.limits import bounded_memory, check_nodes, check_sizes, held_bytes
+from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
 from veltair.compiler.onnx.quantised_tables import extract_quantised_tables
 from veltair.compiler.onnx.recurrent_layout import put_steps_first
 from veltair.compiler.onnx.shape_inference import infer_shapes
 from veltair.compiler.onnx.simplify import describe_error, save_model, simplify_model
 from veltair.errors import ModelError
-from veltair.profiles.artifact.manifest import Port
+from veltair.profiles.artifact.manifest import Port, shape_at
 from veltair.types import TensorSpec
 
 IR_VERSION = 13  # the newest that ONNX Runtime reads
@@ -108,15 +108,16 @@ def load_model(
         proto = _up_to_date(proto, path, Path(folder))
         put_steps_first(proto.graph)
         limit = _max_batch(metadata, max_batch, path) if dynamic else 1
-        for values_too in (False, True):  # to follow values takes time and memory that sizes may forbid
-            check_sizes(proto, infer_shapes(proto, limit, path, values_too=values_too), held, path)
+        _check_sizes(proto, limit, held, path)
         simple, constants = simplify_model(proto, path, Path(folder))
-        check_sizes(simple, infer_shapes(simple, limit, path), held, path)
+        _check_sizes(simple, limit, held, path)
         _name_nodes(simple)
         _check_operators(simple, domains, path)
         folded = fold_shapes(
             simple, constants | tables, dynamic, limit, path, fallback=fallback, output_room=output_room
         )
+        computed = folded.values.keys() - folded.constants.keys()
+        check_memory({name: shape_at(folded.values[name].shape, limit) for name in sorted(computed)}, path)
     constants, values = folded.constants, folded.values
     constants |= {name: rows for name, rows in stored.items() if name in values}
     _check_values(folded.nodes, values, path)
@@ -134,6 +135,12 @@ def load_model(
     others = {o.domain: o.version for o in simple.opset_import if o.domain in RUN_ELSEWHERE}
     own = limit, metadata, columns, folded.mergeable, others, folded.sized
     return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, *own)
+
+
+def _check_sizes(proto: onnx.ModelProto, batch: int, held: int, path: Path) -> None:
+    """Following values takes time and memory that sizes may forbid: it writes out a `Range` of 10^12 numbers."""
+    for values_too in (False, True):
+        check_sizes(proto, infer_shapes(proto, batch, path, values_too=values_too), held, path)
 
 
 def _parse(path: Path) -> onnx.ModelProto:

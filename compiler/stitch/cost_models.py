@@ -44,6 +44,12 @@ def _caches() -> tuple[tuple[float, float], ...]:
     return tuple((sizes.get(level, inf) / 2 if level != "memory" else inf, rate) for level, rate in BYTES_PER_NS)
 
 
+@cache
+def _cores() -> int:
+    """To ask the system takes most of a millisecond, and scores of patterns ask ten thousand times."""
+    return len(usable_machine().cores)
+
+
 def move_ns(size_bytes: float, footprint_bytes: float) -> float:
     """Time to read or write a number of bytes of data with this footprint."""
     return size_bytes / next(rate for limit, rate in _caches() if footprint_bytes <= limit)
@@ -76,7 +82,7 @@ def _penalty_ns(program: StitchProgram, space: IterationSpace) -> float:
             again += max(places / LANES - vectors, 0.0) * cost
     largest = max(count_elements(shape) for shape in program.shapes.values()) * FLOAT_BYTES
     total += move_ns(largest, largest)
-    cores = len(usable_machine().cores)
+    cores = _cores()
     idle = 1 - min(units_of(space, 256), cores) / cores
     return again + total * idle
 
@@ -97,7 +103,7 @@ def scratch_bytes(space: IterationSpace, setting: KernelSchedule) -> int:
 
 def latency_ns(space: IterationSpace, setting: KernelSchedule, cores: int = 0) -> float:
     """Latency-evaluator: time of a kernel on `cores` cores, by default all."""
-    cores = cores or len(usable_machine().cores)
+    cores = cores or _cores()
     units = units_of(space, setting.columns)
     tasks = ceil(units / setting.rows)
     used = min(tasks, cores)
@@ -113,7 +119,7 @@ def plan_ns(patterns: Sequence[StitchProgram]) -> float:
         space = iteration_space(pattern)
         if space is None:
             return inf
-        cores = len(usable_machine().cores)
+        cores = _cores()
         rows = {1, max(1, ceil(units_of(space, 256) / cores)), units_of(space, 0)}
         total += LAUNCH_NS + min(
             latency_ns(space, KernelSchedule(r, s, 4, c))

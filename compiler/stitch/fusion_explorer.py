@@ -8,6 +8,7 @@ that do not depend on each other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 from veltair.compiler.stitch.cost_models import LAUNCH_NS, gain_ns, plan_ns
@@ -22,6 +23,35 @@ BEAM = 3
 LARGEST = 48  # operators in a pattern: beyond it code grows and nothing is saved
 PACKED = 8  # patterns in one packed kernel
 SMALL_NS = 4 * LAUNCH_NS  # patterns below it are worth packing
+
+
+@dataclass(frozen=True, slots=True)
+class _PartialPlan:
+    """A plan of the beam search: the one before, and a pattern more."""
+
+    score: float
+    before: _PartialPlan | None
+    pattern: Pattern
+    covered: int  # operators in its patterns, a bit each
+
+    def patterns(self) -> list[Pattern]:
+        found = list[Pattern]()
+        plan = self
+        while plan.before is not None:
+            found.append(plan.pattern)
+            plan = plan.before
+        return found[::-1]
+
+
+def _bits(pattern: Pattern) -> int:
+    return sum(1 << i for i in pattern)
+
+
+def _union(of: Sequence[int], pattern: Pattern) -> int:
+    found = 0
+    for i in pattern:
+        found |= of[i]
+    return found
 
 
 class FusionExplorer:
@@ -55,10 +85,16 @@ class FusionExplorer:
             for producer in producers:
                 self.consumers[producer].append(i)
         self.outside = outside or {}
-        self.before: list[frozenset[int]] = []  # every operator that one depends on, by any way
-        for i, producers in enumerate(self.producers):
-            direct = {*producers, *self.outside.get(i, ())}
-            self.before.append(frozenset(direct.union(*(self.before[p] for p in direct))))
+        # Operators that one depends on, and those that depend on it, by any way: a bit each, since sets of a thousand
+        # operators in a row would take a second, and of ten thousand gigabytes.
+        self.before, self.after = [0] * len(ops), [0] * len(ops)
+        direct = [{*producers, *self.outside.get(i, ())} for i, producers in enumerate(self.producers)]
+        for i, needed in enumerate(direct):
+            for p in needed:
+                self.before[i] |= self.before[p] | 1 << p
+        for i in reversed(range(len(ops))):
+            for p in direct[i]:
+                self.after[p] |= self.after[i] | 1 << i
         self.wanted = set(wanted)
         self._scores: dict[Pattern, float | None] = {}
 
@@ -86,9 +122,7 @@ class FusionExplorer:
         """Whether an operator outside depends on one inside, and another inside depends on it (figure 6)."""
         if any(self.outside.get(i, frozenset()) & pattern for i in pattern):
             return True
-        first = min(pattern)
-        between = {i for member in pattern for i in self.before[member] if i > first and i not in pattern}
-        return any(self.before[i] & pattern for i in between)
+        return bool(_union(self.before, pattern) & _union(self.after, pattern) & ~_bits(pattern))
 
     def candidates(self) -> list[list[Pattern]]:
         """The best patterns whose first operator is each one, best first; post-order, so consumers come before."""
@@ -115,26 +149,26 @@ class FusionExplorer:
 
     def plan(self) -> list[Pattern]:
         """Disjoint patterns that cover every operator, in an order in which they can run."""
-        beam: list[tuple[float, list[Pattern], Pattern]] = [(0.0, [], frozenset())]
+        beam: list[_PartialPlan] = [_PartialPlan(0.0, None, frozenset(), 0)]
         for choices in self.candidates():
             grown = list(beam)
-            for total, patterns, covered in beam:
+            for plan in beam:
                 for pattern in choices:
-                    score = self.score(pattern) or 0.0
-                    if len(pattern) > 1 and score > 0 and not pattern & covered:
-                        grown.append((total + score, [*patterns, pattern], covered | pattern))
-            grown.sort(key=lambda entry: -entry[0])
+                    score, bits = self.score(pattern) or 0.0, _bits(pattern)
+                    if len(pattern) > 1 and score > 0 and not bits & plan.covered:
+                        grown.append(_PartialPlan(plan.score + score, plan, pattern, plan.covered | bits))
+            grown.sort(key=lambda plan: -plan.score)
             beam = grown[:BEAM]
-        plans = [ordered for _, patterns, covered in beam if (ordered := self._joined(patterns, covered)) is not None]
+        plans = [ordered for plan in beam if (ordered := self._joined(plan.patterns(), plan.covered)) is not None]
         return min(plans or [[frozenset([i]) for i in range(len(self.ops))]], key=self._plan_ns)
 
-    def _joined(self, patterns: Sequence[Pattern], covered: Pattern) -> list[Pattern] | None:
+    def _joined(self, patterns: Sequence[Pattern], covered: int) -> list[Pattern] | None:
         """Patterns with the operators that none covers; None where patterns wait for each other.
 
         A pattern grows from its one producer, so it misses the other producers of what it holds: neighbours are
         joined as long as that gains.
         """
-        whole = [*patterns, *(frozenset([i]) for i in range(len(self.ops)) if i not in covered)]
+        whole = [*patterns, *(frozenset([i]) for i in range(len(self.ops)) if not covered >> i & 1)]
         at = {i: pattern for pattern in whole for i in pattern}
         for i, producers in enumerate(self.producers):
             for producer in producers:
@@ -149,16 +183,15 @@ class FusionExplorer:
     def order(self, patterns: Sequence[Pattern]) -> list[Pattern] | None:
         """Patterns in an order in which they can run; None where they wait for each other."""
         waiting = sorted(patterns, key=min)
-        waits = {p: frozenset().union(*(self.before[i] for i in p)) - p for p in waiting}
-        done: set[int] = set()
-        ordered: list[Pattern] = []
+        waits = {p: _union(self.before, p) & ~_bits(p) for p in waiting}
+        done, ordered = 0, list[Pattern]()
         while waiting:
-            ready = next((p for p in waiting if waits[p] <= done), None)
-            if ready is None:
+            at = next((at for at, p in enumerate(waiting) if not waits[p] & ~done), None)
+            if at is None:
                 return None
-            waiting.remove(ready)
+            ready = waiting.pop(at)
             ordered.append(ready)
-            done |= ready
+            done |= _bits(ready)
         return ordered
 
     def _plan_ns(self, patterns: Sequence[Pattern]) -> float:
@@ -169,9 +202,9 @@ class FusionExplorer:
         groups: list[list[Pattern]] = []
         for pattern in plan:
             small = plan_ns([self.program(pattern)]) < SMALL_NS
-            needs = frozenset().union(*(self.before[i] for i in pattern))
+            needs = _union(self.before, pattern)
             group = groups[-1] if groups else []
-            free = len(group) < PACKED and not any(needs & other for other in group)
+            free = len(group) < PACKED and not any(needs & _bits(other) for other in group)
             if small and group and free and plan_ns([self.program(group[0])]) < SMALL_NS:
                 group.append(pattern)
             else:

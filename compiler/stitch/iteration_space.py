@@ -63,8 +63,13 @@ class IterationSpace:
 
     def is_row(self, name: str) -> bool:
         """Whether a value is one for a whole row: it varies along no axis that a task's inner loops run over."""
-        loops = [*self.inner, *([] if self.reduces_across else [len(self.extents) - 1])]
-        return not any(self.varies[name][i] for i in loops)
+        varies = self.varies[name]
+        return not any(varies[i] for i in self._task_loops)
+
+    @cached_property
+    def _task_loops(self) -> tuple[int, ...]:
+        """Axes of the loops inside a task, along which values of a row differ."""
+        return (*self.inner, *(() if self.reduces_across else (len(self.extents) - 1,)))
 
     @cached_property
     def phase(self) -> Mapping[str, int]:

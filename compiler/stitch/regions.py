@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,36 @@ def _translated(
             del found[i]
 
 
+class _Waiting:
+    """Groups of programs that wait for values, each of which is told once."""
+
+    def __init__(self, groups: Sequence[Sequence[StitchProgram]]) -> None:
+        self._groups = dict(enumerate(groups))
+        self._missing = {i: {name for p in group for name in p.leaves} for i, group in self._groups.items()}
+        self._readers: dict[str, list[int]] = {}
+        for i, names in self._missing.items():
+            for name in names:
+                self._readers.setdefault(name, []).append(i)
+        self._ready = [i for i, names in self._missing.items() if not names]
+
+    @property
+    def groups(self) -> list[Sequence[StitchProgram]]:
+        """Those that still wait, in their order."""
+        return list(self._groups.values())
+
+    def learn(self, names: Iterable[str]) -> None:
+        for name in names:
+            for i in self._readers.pop(name, ()):
+                self._missing[i].discard(name)
+                if not self._missing[i]:
+                    self._ready.append(i)
+
+    def take_ready(self) -> list[Sequence[StitchProgram]]:
+        """Those whose values are all known, in their order; they wait no more."""
+        ready, self._ready = sorted(self._ready), []
+        return [self._groups.pop(i) for i in ready]
+
+
 class _RegionBuilder:
     """Cuts a region into stitched layers and runs of other nodes."""
 
@@ -86,27 +116,35 @@ class _RegionBuilder:
     def region(self) -> ImportedLayers:
         """The layers in order: each kernel as soon as it can run, and the longest runs of other nodes between."""
         explorer = FusionExplorer(self.ops, self._shapes(), self.wanted, self._outside())
-        groups = [[explorer.program(p) for p in group] for group in explorer.packed(explorer.plan())]
+        groups: list[Sequence[StitchProgram]] = [
+            [explorer.program(p) for p in group] for group in explorer.packed(explorer.plan())
+        ]
         known = {*self.inputs, *self.constants, ""}
         others, layers, views = list(self.others), list[LayerSpec](), list[tuple[Activation, str]]()
+        waiting = _Waiting(groups)
+        waiting.learn(known)
         while groups or others:
             run: list[onnx.NodeProto] = []
             for node in others:
                 if known.issuperset(node.input):
                     run.append(node)
                     known.update(node.output)
-            others = [node for node in others if node not in run]
+                    waiting.learn(node.output)
             if run:
+                taken = set(map(id, run))
+                others = [node for node in others if id(node) not in taken]
                 region = self._generic(run, others, groups)
                 layers.extend(region.layers)
                 views.extend(region.views)
-            ready = [g for g in groups if all(known.issuperset(p.leaves) for p in g)]
+            ready = waiting.take_ready()
             if not ready and not run:
                 raise InvariantError(f"region at {self.prefix!r}: kernels wait for each other")
             for group in ready:
                 layers.append(self._layer(group))
-                known.update(name for p in group for name in p.outputs)
-            groups = [g for g in groups if g not in ready]
+                made = [name for p in group for name in p.outputs]
+                known.update(made)
+                waiting.learn(made)
+            groups = waiting.groups
         return ImportedLayers(tuple(layers), tuple(views))
 
     def _shapes(self) -> dict[str, Shape]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -66,6 +67,17 @@ class LatencyTables:
     latency_ns: NDArray[np.int64]  # (jobs, batches, levels, cores)
 
 
+class JobTimes(msgspec.Struct, frozen=True):
+    """Measured times of one job, in ns.
+
+    >>> JobTimes(alone_ns=((900.0, 500.0),), pressed_ns=()).alone_ns[0][1]  # at the first batch size, on 2 cores
+    500.0
+    """
+
+    alone_ns: tuple[tuple[float, ...], ...]  # (batches, cores)
+    pressed_ns: tuple[tuple[tuple[float, ...], ...], ...]  # (grades, batches, cores), beside co-runners
+
+
 def measure_tables(
     jobs: Sequence[TimingJob],
     meter: Meter,
@@ -73,17 +85,43 @@ def measure_tables(
     tick: Callable[[], None] = lambda: None,
     model: MemoryModel | None = None,
 ) -> LatencyTables:
+    """Time every job, and make the tables. See `measure_times` and `make_tables`."""
+    return make_tables(jobs, measure_times(jobs, meter, grades, tick), model)
+
+
+def measure_times(
+    jobs: Sequence[TimingJob],
+    meter: Meter,
+    grades: Sequence[float] = GRADES,
+    tick: Callable[[], None] = lambda: None,
+) -> list[JobTimes]:
     """Time every job alone, then beside co-runners of each grade on the cores that it leaves free.
 
     With all cores in use none is free for a co-runner, so there the solo time is multiplied by the slowdown at the
-    largest count that leaves one free. A grade that does not slow the model down more than the one before makes no
-    level of its own. Where nothing slows down, or on one core, the levels are modelled if `model` is given; otherwise
-    1.0 is the only level, and the log says so. `tick` is called after each job of each of the `count_passes` passes.
+    largest count that leaves one free. `tick` is called after each job of each of the `count_passes` passes.
     """
+    if not jobs:
+        return []
     cores = len(meter.cores)
     alone = _measure(jobs, meter, range(1, cores + 1), tick)
     pressed = [_pressed(jobs, meter, grade, alone, tick) for grade in grades if cores > 1]
-    slowdowns = [_slowdown(jobs, times, alone) for times in pressed]
+    rows = np.stack([alone, *pressed], axis=1).tolist()  # (jobs, 1 + grades, batches, cores)
+    return [msgspec.convert({"alone_ns": row[0], "pressed_ns": row[1:]}, JobTimes) for row in rows]
+
+
+def make_tables(
+    jobs: Sequence[TimingJob], times: Sequence[JobTimes], model: MemoryModel | None = None
+) -> LatencyTables:
+    """The tables of all jobs from their times, which need not have been measured together.
+
+    A grade that does not slow the model down more than the one before makes no level of its own. Where nothing slows
+    down, or on one core, the levels are modelled if `model` is given; otherwise 1.0 is the only level, and the log says
+    so.
+    """
+    alone = np.array([job.alone_ns for job in times])
+    cores = alone.shape[-1]
+    pressed = [np.array(rows) for rows in zip(*(job.pressed_ns for job in times), strict=True)]
+    slowdowns = [_slowdown(jobs, rows, alone) for rows in pressed]
     chosen = distinct_levels(slowdowns)
     if not chosen and model:
         return _modelled(jobs, alone, model)

@@ -15,9 +15,11 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point, version_symbol
-from veltair.compiler.shared_library import ObjectFile, compile_objects, link_library
+from veltair.compiler.shared_library import ObjectFile, link_library
 from veltair.compiler.timing.measure import CandidateError, Meter, result_operands
+from veltair.compiler.tuning.cache_keys import object_key
 from veltair.compiler.tuning.frontier import Candidate
+from veltair.compiler.tuning.kernel_cache import KernelCache
 from veltair.compiler.tuning.search_plan import TVM, SearchPlan, describe_origin, plan_search, propose_points
 from veltair.compiler.tuning.setting import Setting
 from veltair.errors import VeltairError
@@ -36,6 +38,7 @@ def search(
     trials: int | None,
     progress: Progress,
     objects: Path | None = None,
+    cache: KernelCache | None = None,
 ) -> dict[str, list[Candidate]]:
     """Candidates of each workload, measured on this CPU with this TVM, now or in the records; never an empty list.
 
@@ -47,9 +50,12 @@ def search(
             some. With 0, only the points that records name are measured: the best point of another CPU's, else those
             of a similar workload and the default point, else the default point.
         objects: a folder for object files, where whoever builds versions afterwards finds them; by default, none stays.
+        cache: where objects of earlier compiles are found; none is added, since few of the candidates are ever wanted
+            again.
 
     Raises VeltairError for a workload of which no candidate works.
     """
+    cache = cache or KernelCache()
     distinct = {spec.workload: spec for spec in reversed(specs)}  # of equal workloads, the first
     order = dict.fromkeys(spec.workload for spec in specs)
     plans = [plan_search(distinct[workload], store, setting, trials) for workload in order]
@@ -73,7 +79,8 @@ def search(
                 plan.origins |= {
                     i: f"best {source}" if i in first else "default" if i == 0 else "searched" for i in chosen
                 }
-                for record in _measure(spec, [plan.points[i] for i in chosen], meter, setting, records, objects):
+                points = [plan.points[i] for i in chosen]
+                for record in _measure(spec, points, meter, setting, records, objects, cache):
                     store.append(record)
                     records.append(record)
                     progress.advance(task)
@@ -83,7 +90,7 @@ def search(
             text = "layer %s (%s): no point that records name works here, the default is taken: %s"
             log.warning(text, spec.name, workload, why)
             plan.origins[0] = "default, since no recorded point works"
-            for record in _measure(spec, plan.points[:1], meter, setting, records, objects):
+            for record in _measure(spec, plan.points[:1], meter, setting, records, objects, cache):
                 store.append(record)
                 records.append(record)
         found[workload] = plan.candidates
@@ -111,6 +118,7 @@ def _measure(
     setting: Setting,
     known: Sequence[TuningRecord],
     objects: Path | None,
+    cache: KernelCache,
 ) -> Iterator[TuningRecord]:
     """Build the points, then time them; give a record of each as soon as it is measured."""
     limit = min((r.best_ns for r in known if r.run_ns), default=0) * HOPELESS * len(meter.cores)
@@ -119,7 +127,8 @@ def _measure(
         for point in points:
             kernel, symbol = setting.spaces[spec.op].build(spec, point, setting.features), version_symbol(spec, point)
             built.append((point, kernel, ObjectFile(kernel.function, symbol, Path(objects or folder, f"{symbol}.o"))))
-        faults = compile_objects([source for *_, source in built], setting.target)
+        keys = [object_key(spec, point, kernel, setting) for point, kernel, _ in built]
+        faults = cache.compile([source for *_, source in built], keys, setting.target)
         library = Path(folder, "candidates.so")
         compiled = [source.path for (*_, source), fault in zip(built, faults, strict=True) if not fault]
         if compiled:

@@ -65,7 +65,8 @@ def of_layer(text: str) -> list[str]:
 def record_layer() -> None:
     """One layer through the compiler."""
     veltair("zoo", "resnet50", "--out", "resnet50.onnx")
-    compiled = veltair("compile", "resnet50.onnx", "--out", "artifacts/resnet50", "--trials", "0", "--dump", "dump")
+    options = ("--trials", "0", "--no-cache", "--dump", "dump")
+    compiled = veltair("compile", "resnet50.onnx", "--out", "artifacts/resnet50", *options)
     keep("compile.txt", compiled.splitlines())
     dumps = sorted(Path("dump").iterdir())
     keep("dump.txt", (f"{path.name:40}{len(path.read_text('utf-8').splitlines()):6} lines" for path in dumps))

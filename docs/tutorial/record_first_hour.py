@@ -54,7 +54,8 @@ def main() -> None:
         for file in (wheel, *FILES.iterdir()):
             shutil.copy(file, folder)
         path = f"{Path(scratch) / 'env' / 'bin'}:{os.environ['PATH']}"
-        environment = os.environ | {"PATH": path, "COLUMNS": "100", "XDG_DATA_HOME": scratch}  # no records of ours
+        own = {"XDG_DATA_HOME": scratch, "VELTAIR_CACHE": f"{scratch}/cache"}  # no records or kernels of ours
+        environment = os.environ | {"PATH": path, "COLUMNS": "100"} | own
         daemon: subprocess.Popen[str] | None = None
         try:
             for name, command in COMMANDS:

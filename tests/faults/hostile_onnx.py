@@ -44,6 +44,16 @@ def looping(trips: int) -> ModelProto:
     return model([loop], constants=[scalar("trips", trips)])
 
 
+def range_of_shape(x: tuple[str, tuple[int | str, ...]]) -> ModelProto:
+    """As many numbers as the second extent of x times 2^38."""
+    made = [
+        *(node("Shape", "x", "s"), node("Gather", "s b", "extent"), node("Mul", "extent c", "limit")),
+        *(node("Range", "a limit b", "r"), node("Cast", "r", "z", to=F)),
+        *(node("ReduceMax", "z", "m", keepdims=0), node("Add", "x m", "y")),
+    ]
+    return model(made, [port(*x)], [port("y", x[1])], [scalar("a", 0), scalar("b", 1), scalar("c", 1 << 38)])
+
+
 def recursive() -> ModelProto:
     """A function that calls itself."""
     proto = model([helper.make_node("Mine", ["x"], ["y"], "call", domain="my")], constants=[])
@@ -157,6 +167,8 @@ HOSTILE: dict[str, Callable[[], ModelProto | bytes]] = {
         scalar("b", 1 << 31),
         scalar("c", 1),
     ),
+    "a range of 10^12 from a shape": lambda: range_of_shape(("x", (2, 4))),
+    "a range of 10^12 beside a batch": lambda: range_of_shape(("x", ("n", 4))),
     "a constant of 8 GB": lambda: computed([node("ConstantOfShape", "k", "z")], numbers("k", 2, BIG)),
     "a tile of 8 GB": lambda: computed([node("Tile", "w k", "z")], ONES, numbers("k", 1 << 14, 1 << 14)),
     "an expansion of 8 GB": lambda: computed(

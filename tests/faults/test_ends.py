@@ -83,7 +83,7 @@ def test_a_compile_that_is_ended(rounds: Rounds, tmp_path: Path, how: signal.Sig
     """SIGTERM or Ctrl-C at any moment of a compile: exit code 143 or 130, and no half of an artifact is left."""
     model, temporary = image_model(tmp_path / "tiny.onnx"), tmp_path / "temporary"
     temporary.mkdir()
-    own = os.environ | {"TMPDIR": str(temporary), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    own = os.environ | {"TMPDIR": str(temporary), "VELTAIR_CACHE": str(tmp_path / "cache")}
     for number in rounds(quick=int(how == signal.SIGTERM), full=40):
         command = [*CLI, "compile", str(model), "--out", str(tmp_path / "out"), "--json", "--fresh"]
         process = subprocess.Popen(command, env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -97,6 +97,7 @@ def test_a_compile_that_is_ended(rounds: Rounds, tmp_path: Path, how: signal.Sig
         _, left = psutil.wait_procs(children, WAIT_S)
         assert not left
         assert not list(tmp_path.glob(".out*")) and not list(temporary.glob("veltair*"))
+        assert not list((tmp_path / "cache").rglob(".veltair-*"))
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
 
 

@@ -22,6 +22,7 @@ AT_ONCE = (
     *("noise", "a million nested groups", "a cycle", "a missing initializer", "an unknown operator"),
     *("a name of control characters", "data in /etc/passwd", "dimensions that overflow"),
     *("functions that double 40 times", "a constant of 8 GB", "a size that no inference follows"),
+    *("a range of 10^12 from a shape", "a range of 10^12 beside a batch"),
 )
 MOST_BYTES = 3 << 30  # in memory: 1 GB of constants, as much for what computes them, and what the compiler takes
 MOST_CPU_S = 120  # the bound of work: only what would not end comes near it

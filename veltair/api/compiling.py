@@ -12,6 +12,7 @@ from rich.progress import Progress, TaskID
 
 from veltair.errors import ModelError
 from veltair.profiles.artifact.artifact_folder import Artifact
+from veltair.profiles.cache.cache_folder import CacheFolder, cache_path
 
 if TYPE_CHECKING:
     from veltair.compiler.tuning.precision import Precision
@@ -37,6 +38,8 @@ def compile(
     fallback: bool = True,
     output_room: int | None = None,
     fresh: bool = False,
+    cache: bool = True,
+    fresh_timings: bool = False,
     progress: Report | None = None,
 ) -> Artifact:
     """Compile a model into an artifact at `out`, which appears whole or not at all.
@@ -57,6 +60,8 @@ def compile(
         features: a description of raw features (docs/features.md).
         fallback: whether ONNX Runtime may run what nothing of veltair computes.
         output_room: elements for each sample of an output whose extents the values of the inputs decide; default 65536.
+        cache: whether kernels and times of earlier compiles are reused, and these kept for later ones.
+        fresh_timings: measure all times again, also those of kept kernels.
         progress: called with what is done, how much of it, and of how much, as often as that changes.
 
     `precision`, `isa`, `tables`, `levels` and `fresh` are those of `veltair compile`. Raises ModelError, ConfigError
@@ -64,6 +69,7 @@ def compile(
     """
     from veltair.compiler.build import compile_model  # loads TVM's compiler: half a second
     from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, checked_room
+    from veltair.compiler.tuning.kernel_cache import KernelCache
 
     if qos_ms is not None and not 0 < qos_ms < 1e9:
         raise ModelError(f"qos_ms: expected a positive number of milliseconds, found {qos_ms}")
@@ -83,6 +89,7 @@ def compile(
             levels=levels,
             fallback=fallback,
             output_room=OUTPUT_ROOM if output_room is None else checked_room(output_room, "output_room"),
+            cache=KernelCache(CacheFolder(cache_path()) if cache else None, fresh_timings=fresh_timings or fresh),
             progress=None if progress is None else ReportedProgress(progress),
         )
 

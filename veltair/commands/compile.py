@@ -10,8 +10,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -23,7 +24,11 @@ from veltair.machine.isa import ISAS
 from veltair.profiles.artifact.artifact_folder import Artifact
 from veltair.profiles.artifact.manifest import ONNX_LAYER, LevelSource, Storage
 from veltair.profiles.artifact.summary import fastest_alone_ns
+from veltair.profiles.cache.cache_folder import CacheFolder, cache_path
 from veltair.terminal import ProgressLines, result_console
+
+if TYPE_CHECKING:
+    from veltair.compiler.tuning.kernel_cache import CacheCounts
 
 LEVELS: Mapping[str, LevelSource] = {"measured": "measured", "model": "modelled"}
 SHOWN_FALLBACK = 4  # layers that are left to ONNX Runtime, of many the first
@@ -48,7 +53,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--isa", metavar="NAME", help=f"of {', '.join(ISAS)}: nothing beyond it is used; default: the richest here"
     )
-    parser.add_argument("--fresh", action="store_true", help="search every layer from nothing, whatever is recorded")
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="search every layer from nothing, whatever is recorded, and measure all times again",
+    )
+    parser.add_argument(
+        "--no-cache", action="store_true", help="compile and measure everything again, and keep nothing of it"
+    )
+    parser.add_argument(
+        "--fresh-timings", action="store_true", help="measure all times again, also those of kept kernels"
+    )
     parser.add_argument(
         "--features", type=Path, metavar="FEATURES.toml", help="raw features of the inputs (docs/features.md)"
     )
@@ -102,10 +117,13 @@ def run(args: argparse.Namespace) -> int:
     from veltair.compiler.build import compile_model  # loads TVM's compiler: half a second
     from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, checked_room
     from veltair.compiler.onnx.saved_model import as_onnx
+    from veltair.compiler.tuning.kernel_cache import KernelCache
 
     if args.output_room is not None:
         checked_room(args.output_room, "--output-room")
 
+    folder = None if args.no_cache else CacheFolder(cache_path())
+    cache = KernelCache(folder, fresh_timings=args.fresh_timings or args.fresh)
     console = Console(stderr=True)
     whole = Column(no_wrap=True)  # a narrow terminal wraps the words, never the numbers
     columns = (
@@ -137,6 +155,7 @@ def run(args: argparse.Namespace) -> int:
                 levels=LEVELS[args.levels],
                 fallback=not args.no_fallback,
                 output_room=OUTPUT_ROOM if args.output_room is None else args.output_room,
+                cache=cache,
                 progress=progress,
                 dump=args.dump,
             )
@@ -145,13 +164,15 @@ def run(args: argparse.Namespace) -> int:
         return INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    facts = summary(artifact) | {"seconds": round(time.monotonic() - begin, 1)}
+    facts = summary(artifact) | asdict(cache.counts) | {"seconds": round(time.monotonic() - begin, 1)}
     if args.json:
         print(json.dumps(facts))
         return 0
     console = result_console()
     console.print(f"{args.out}, compiled in {facts['seconds']} s\n{artifact.summary()}", markup=False, soft_wrap=True)
     for sentence in decisions(args, artifact):
+        console.print(sentence, markup=False, soft_wrap=True)
+    if sentence := reused(cache.counts):
         console.print(sentence, markup=False, soft_wrap=True)
     console.print(f"\nserve it: veltair serve {shlex.quote(str(args.out))}", markup=False, soft_wrap=True)
     return 0
@@ -177,6 +198,18 @@ def decisions(args: argparse.Namespace, artifact: Artifact) -> Iterator[str]:
         yield f"Its target, {manifest.qos_ns / 1e6:g} ms, is the file's or three times what it takes; --qos-ms sets it."
     origins = Counter(version.origin or "unknown" for layer in manifest.layers for version in layer.versions)
     yield f"Code versions by where they come from: {', '.join(f'{n} {origin}' for origin, n in origins.most_common())}."
+
+
+def reused(counts: CacheCounts) -> str:
+    """What of the artifact is of earlier compiles; empty where nothing is."""
+    parts = []
+    if counts.objects_reused:
+        parts.append(f"{counts.objects_reused} of {counts.objects_reused + counts.objects_built} kernels")
+    if counts.tables_reused:
+        tables = f"{counts.tables_reused} of {counts.tables_reused + counts.tables_measured} latency tables"
+        parts.append(f"{tables}, measured on this machine since {counts.timed_since}")
+    again = "; --fresh-timings measures again" if counts.tables_reused else ""
+    return f"Reused from earlier compiles: {' and '.join(parts)}{again}." if parts else ""
 
 
 def _end(number: int, frame: object) -> None:

@@ -1,12 +1,14 @@
 """Random graphs of memory-intensive operators: every operator in exactly one kernel, no kernel waits for itself."""
 
 import numpy as np
+import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.shared_library import compile_function
+from veltair.compiler.stitch import cost_models
 from veltair.compiler.stitch.evaluate import evaluate_program
 from veltair.compiler.stitch.fusion_explorer import FusionExplorer
 from veltair.compiler.stitch.iteration_space import SCHEMES, iteration_space
@@ -14,6 +16,7 @@ from veltair.compiler.stitch.kernel_schedule import KernelSchedule
 from veltair.compiler.stitch.stitch_program import Shape, StitchOp, broadcast_shapes, build_program
 from veltair.compiler.stitch.stitched_kernel import stitched_function
 from veltair.machine.isa import tvm_target
+from veltair.machine.topology import usable_machine
 
 UNARY = ("exp", "tanh", "neg", "abs", "sigmoid")
 BINARY = ("add", "mul", "sub", "max")
@@ -67,6 +70,54 @@ def test_plans_cover_each_operator_once_and_can_run(graph: tuple[list[StitchOp],
     with np.errstate(all="ignore"):
         for name, expected in evaluate_program(whole, {n: leaves[n] for n in whole.leaves}).items():
             np.testing.assert_allclose(known[name], expected, rtol=1e-3, atol=1e-3)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.data())
+def test_a_pattern_is_cyclic_where_a_way_leads_out_of_it_and_back(data: st.DataObject) -> None:
+    """Ways by other nodes (`outside`) count too; a direct one into the pattern is cyclic by itself."""
+    count = data.draw(st.integers(2, 12))
+    before = [data.draw(st.sets(st.integers(0, i - 1), max_size=2)) if i else set() for i in range(count)]
+    outside = {
+        i: frozenset(data.draw(st.sets(st.integers(0, i - 1), max_size=1)) if i else ()) - before[i]
+        for i in range(count)
+    }
+    ops = [
+        StitchOp(f"v{i}", "add", tuple(f"v{p}" for p in sorted(producers)) or ("x",), (4,))
+        for i, producers in enumerate(before)
+    ]
+    explorer = FusionExplorer(ops, {"x": (4,)} | {op.output: (4,) for op in ops}, {ops[-1].output}, outside)
+    pattern = frozenset(data.draw(st.sets(st.integers(0, count - 1), min_size=1)))
+
+    def leads_back(i: int, left: bool) -> bool:
+        """Whether a way from the pattern's operator i, by producers, leaves the pattern and comes back."""
+        for p in before[i] | outside[i]:
+            if p in pattern:
+                if left or p in outside[i]:
+                    return True
+            elif leads_back(p, True):
+                return True
+        return False
+
+    assert explorer.is_cyclic(pattern) == any(leads_back(i, False) for i in pattern)
+
+
+def test_ten_times_the_operators_are_ten_times_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted: what is scored, and what is asked of the machine."""
+    asked: list[int] = []
+    monkeypatch.setattr(cost_models, "usable_machine", lambda: asked.append(1) or usable_machine())
+    cost_models._cores.cache_clear()
+
+    def scored(count: int) -> int:
+        names = ["x", *(f"v{i}" for i in range(count))]
+        ops = [StitchOp(names[i + 1], UNARY[i % len(UNARY)], (names[i],), (2, 4)) for i in range(count)]
+        explorer = FusionExplorer(ops, dict.fromkeys(names, (2, 4)), {names[-1]})
+        explorer.plan()
+        return len(explorer._scores)
+
+    few, many = scored(200), scored(2000)
+    assert many < 11 * few
+    assert len(asked) <= 1
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

@@ -91,7 +91,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         np.save(folder / f"{name}.npy", table)
     options = "--features ranker.features.toml --out ranker --precision fp32 --trials 0 --max-batch 32"
     command = [sys.executable, "-m", "veltair.cli", "compile", "ranker.onnx", *options.split()]
-    subprocess.run(command, check=True, cwd=folder, env={"PATH": "/usr/bin:/bin", "XDG_DATA_HOME": str(folder / "xdg")})
+    own = {"XDG_DATA_HOME": str(folder / "xdg"), "VELTAIR_CACHE": str(folder / "cache")}
+    subprocess.run(command, check=True, cwd=folder, env={"PATH": "/usr/bin:/bin"} | own)
     with running(folder, configuration(folder, "ranker")) as started:
         yield started
 

@@ -1,0 +1,1 @@
+"""The command about what compiles keep on this machine for later ones."""
