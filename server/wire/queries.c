@@ -1,5 +1,6 @@
 /* Requests with a plan: into a slot and to the engine, and from the engine's answer to the response. */
 #define _GNU_SOURCE
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -70,6 +71,13 @@ static void count_answer(io_thread *thread, const protocol *protocol, int socket
       .socket = socket,
   };
   keep(thread, protocol, &ended, q->request_id, q->id_bytes);
+}
+
+uint32_t query_timing(char *target, const query *of) {
+  const int64_t queue_us = of->queue_ns > 0 ? of->queue_ns / 1000 : 0;
+  const int64_t compute_us = of->compute_ns > 0 ? of->compute_ns / 1000 : 0;
+  return (uint32_t)snprintf(target, MOST_TIMING, "queue;dur=%lld.%03d, compute;dur=%lld.%03d", (long long)(queue_us / 1000),
+                            (int)(queue_us % 1000), (long long)(compute_us / 1000), (int)(compute_us % 1000));
 }
 
 void queries_sent(connection *at) {

@@ -35,7 +35,7 @@ typedef struct { /* native.Requester */
  * the system gives no memory, descriptor or thread. */
 EXPORT wire *wire_start(const settings *given) {
   wire *new = calloc(1, sizeof *new);
-  if (!new || given->threads < 1 || given->threads > MOST_THREADS) return NULL;
+  if (!new || given->threads < 1 || given->threads > MOST_THREADS || given->trailers_bytes > MOST_TRAILERS) return NULL;
   new->listeners[GRPC] = (listener){&grpc_protocol, -1, NULL};
   new->listeners[HTTP] = new->listeners[ADMIN] = (listener){&http1_protocol, -1, NULL};
   new->home = given->home;

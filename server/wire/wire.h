@@ -230,6 +230,8 @@ typedef struct {
 
 typedef struct call_event call_event;
 
+enum { MOST_TRAILERS = 64 };
+
 typedef struct wire {
   int threads;
   io_thread *thread;
@@ -249,7 +251,7 @@ typedef struct wire {
   int32_t refusal_count;
   status outcome_status[OUTCOMES];
   const char *infer_path, *tenant_header, *hosts;
-  const uint8_t *head, *trailers; /* header blocks of an answer */
+  const uint8_t *head, *trailers; /* header blocks of an answer; the second has MOST_TRAILERS bytes at most */
   size_t head_bytes, trailers_bytes;
   pthread_mutex_t lock;
   call_event *first_event, **last_event;
@@ -304,6 +306,9 @@ enum foreseen query_foresee(asker *from, const plan_key *key, uint64_t more);
 /* Whether the request became a query or was refused, which may free the asker; if not, Python has to look at it. */
 bool query_begin(asker *from, const request *request);
 void query_abandon(query *query); /* the client left */
+/* The value of Server-Timing, as stages.server_timing writes it. Returns its size; `target` has MOST_TIMING bytes. */
+enum { MOST_TIMING = 80 };
+uint32_t query_timing(char *target, const query *of);
 void queries_end(io_thread *thread); /* all that the engine has answered */
 void queries_sent(connection *at);   /* what it has to send is with the socket, as far as that takes it */
 void queries_expire(io_thread *thread, int64_t now);
