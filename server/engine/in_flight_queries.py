@@ -140,9 +140,8 @@ class InFlightQueries:
         ended = query.end(outcome, told_ns or time.monotonic_ns(), reason)
         del self._queries[ended.query]
         self.counters[query.tenant].count_end(query, ended)
-        if told_ns:
-            return
-        if query.lane is None:
+        by_lane = query.lane is not None
+        if not by_lane or (query.message.traced and not self._front.backlog):  # of a lane's: its blocks, where they fit
             self._front.send(ended)
-        else:
+        if by_lane and not told_ns:
             self._lanes.end(query.lane, ended, query.message.tenant, query.message.slot)

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from veltair.config import ServeConfig
 from veltair.errors import OverloadedError, RefusalReason, ShutdownError, VeltairError
@@ -15,7 +15,7 @@ from veltair.server.front.engine_connection import EngineConnection
 from veltair.server.front.query_result import QueryResult
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.daemon_events import EventKind, Report, report_nothing
-from veltair.server.ipc.messages import ConfigureEngine
+from veltair.server.ipc.messages import ConfigureEngine, QueryEnded
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.repository.artifact_loader import ArtifactLoader
 from veltair.server.repository.engine_models import EngineModels
@@ -57,8 +57,8 @@ class EngineClient:
         self._leaving = self._draining = False
         self._answers = True  # the engine has answered lately
         self._next_id = threads.next_query if threads else itertools.count(1).__next__
-        self._cursor = 0  # the highest that was handed out
-        self._first_cursor = 0  # where the blocks of this engine begin
+        self._cursor = self._first_cursor = 0  # the highest that was handed out; where this engine's blocks begin
+        self.on_traced: Callable[[QueryEnded], None] = lambda ended: None  # hears of the I/O threads' traced queries
 
     @classmethod
     async def start(
@@ -251,7 +251,7 @@ class EngineClient:
         self._cores, self._worker_target = ready.cores, ready.workers
         self._first_cursor = self._cursor
         self._engine, self._answers = engine, True
-        engine.on_workers = self.open_to_threads
+        engine.on_workers, engine.on_traced = self.open_to_threads, lambda ended: self.on_traced(ended)
         live = self.models.all()
         self._unloading = [asyncio.create_task(engine.unload(s)) for s in engine.models.all() if s not in live]
         self.open_to_threads()

@@ -97,6 +97,7 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             raise
         left_s = context.time_remaining()
         tenant = _metadata(context, TENANT_HEADER)
+        traces = self._service.traces
         inferred = await self._service.infer(
             message.model_name,
             message.model_version,
@@ -104,19 +105,15 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             arrival_ns=arrival_ns,
             tenant=tenant,
             deadline_ns=None if left_s is None else arrival_ns + int(left_s * 1e9),
+            trace=None if traces is None else traces.begin(_all_metadata(context, "traceparent"), "grpc"),
         )
-        response = encode_response(
-            message.model_name,
-            inferred.served.version,
-            request.id,
-            inferred.outputs,
-            inferred.parameters,
-            inferred.stored,
-        )
+        named = message.model_name, inferred.served.version, request.id
+        response = encode_response(*named, inferred.outputs, inferred.parameters, inferred.stored)
         if _wants_final_mark(request):
             response.parameters[FINAL_RESPONSE].bool_param = True
         if learner is not None and not wants_trace(request.parameters):
             learner.learn_grpc(grpc_request, tenant, request, inferred.served, response)
+        self._service.encoded(inferred)
         return response, inferred.stage_ns
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -197,10 +194,11 @@ for _method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
 
 
 def _metadata(context: Any, key: str) -> str:
-    for name, value in context.invocation_metadata() or ():
-        if name == key:
-            return value if isinstance(value, str) else ""
-    return ""
+    return next(iter(_all_metadata(context, key)), "")
+
+
+def _all_metadata(context: Any, key: str) -> list[str]:
+    return [value for name, value in context.invocation_metadata() or () if name == key and isinstance(value, str)]
 
 
 def _wants_final_mark(request: InferRequest) -> bool:

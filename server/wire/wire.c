@@ -232,6 +232,26 @@ EXPORT uint32_t wire_take_counts(wire *of, int thread, ended_query *target, ende
   return count;
 }
 
+/* Queries are traced where their clients say so, and of those without a context so many of 2^64. Before wire_listen. */
+EXPORT void wire_trace(wire *of, uint64_t below) { of->traces = true, of->trace_below = below; }
+
+/* Moves up to `most` ended queries that were traced into `target`, and adds to `lost` how many there was no room for.
+ * Returns how many. */
+EXPORT uint32_t wire_take_traces(wire *of, int thread, ended_trace *target, uint32_t most, uint64_t *lost) {
+  io_thread *from = &of->thread[thread];
+  pthread_mutex_lock(&from->lock);
+  const uint32_t count = from->trace_count < most ? from->trace_count : most;
+  if (count) {
+    memcpy(target, from->traces, count * sizeof *target);
+    memmove(from->traces, from->traces + count, (from->trace_count - count) * sizeof *target);
+    from->trace_count -= count;
+  }
+  *lost += from->traces_lost;
+  from->traces_lost = 0;
+  pthread_mutex_unlock(&from->lock);
+  return count;
+}
+
 /* Of now: connections, bytes held; so far: connections refused for their number, and cut off for their slowness. */
 EXPORT void wire_budget_counts(const wire *of, uint64_t counts[4]) {
   const budgets *all = &of->budgets;
@@ -293,6 +313,7 @@ EXPORT void wire_stop(wire *of) {
     free(thread->free_call);
     free(thread->ended);
     free(thread->ended_ids);
+    free(thread->traces);
     free(thread->scratch);
     pthread_mutex_destroy(&thread->lock);
     pthread_cond_destroy(&thread->settled);

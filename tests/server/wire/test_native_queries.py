@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
-from native_front import IDS, INFER, Fronts, X, ask, encoded, request, run
+from native_front import IDS, Fronts, X, ask, encoded, request, run
 from scripted_engine import ONE, SUMS, TWO
 from tritonclient.grpc import service_pb2 as pb
 
@@ -36,30 +34,6 @@ def test_the_second_request_never_reaches_python_and_has_the_same_answer(batch: 
             assert answer == await ask(fronts.channel(python=True), data)
         assert fronts.scripted.count == 5
         assert fronts.asked_python == 1 + 5  # the first, and those to Python's own front
-
-    run(body)
-
-
-async def server_timing(channel: Any, data: bytes, path: str = INFER) -> str | None:
-    """What the trailing metadata of a call say of its times."""
-    call = channel.unary_unary(path)(data)
-    with suppress(grpc.aio.AioRpcError):
-        await call
-    found = dict(await call.trailing_metadata() or ()).get("server-timing")
-    return None if found is None else str(found)
-
-
-def test_an_answer_has_the_times_of_its_own_query_whoever_gives_it() -> None:
-    async def body(fronts: Fronts) -> None:
-        channel = fronts.channel()
-        told = [await server_timing(channel, encoded()), await server_timing(fronts.channel(python=True), encoded())]
-        assert all(re.fullmatch(r"queue;dur=\d+\.\d{3}, compute;dur=2\.000", each or "") for each in told), told
-        asked = fronts.asked_python
-        assert await server_timing(channel, encoded()) == "queue;dur=0.003, compute;dur=0.002"  # the scripted engine's
-        assert fronts.asked_python == asked == 2
-        for client in (channel, fronts.channel(python=True)):
-            assert await server_timing(client, encoded(model="none")) is None
-            assert await server_timing(client, b"", "/inference.GRPCInferenceService/ServerLive") is None
 
     run(body)
 

@@ -1,0 +1,23 @@
+"""`start_sender`: the way to the collector of the configuration, where the packages for it are installed."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from veltair.errors import ConfigError
+from veltair.server.front.tracing.query_traces import QueryTraces
+from veltair.server.front.tracing.trace_sender import TraceSender
+
+
+def start_sender(endpoint: str, version: str) -> TraceSender:
+    """Raises ConfigError without the packages of the extra `otel`, which nothing else needs."""
+    try:
+        from veltair.server.front.tracing.otlp import OtlpCollector
+    except ImportError as error:
+        raise ConfigError(f'server.otel: needs the packages of `pip install "veltair[otel]"` ({error})') from None
+    return TraceSender(partial(OtlpCollector, endpoint, version))
+
+
+def trace_counts(sender: TraceSender, traces: QueryTraces) -> dict[str, int]:
+    """What became of all traces so far, for /metrics."""
+    return {"sent": sender.sent, "failed": sender.failed, "dropped": sender.dropped + traces.lost}

@@ -1,0 +1,98 @@
+"""Traces of queries: each way of asking, from the client's traceparent to a collector of OpenTelemetry's protocol.
+
+The collector is that protocol's own gRPC service in this process, asked over a socket; its usual binary is no Python
+package.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from example_models import SPIN_LAYERS
+from otlp_receiver import Trace, receiving
+from running_daemon import configuration, running, spin, until
+from running_engine import WAIT_S
+from tritonclient.utils import InferenceServerException
+
+pytestmark = pytest.mark.slow
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+def clients(daemon: Any) -> list[tuple[str, Any, Any]]:
+    return [
+        ("grpc", triton_grpc, triton_grpc.InferenceServerClient(daemon.grpc)),
+        ("http", triton_http, triton_http.InferenceServerClient(daemon.http, network_timeout=WAIT_S)),
+    ]
+
+
+def traceparent(number: int, *, sampled: bool = True) -> dict[str, str]:
+    """Of a trace of its own."""
+    return {"traceparent": f"00-{number:032x}-{PARENT}-{sampled:02x}"}
+
+
+def check_whole(trace: Trace, layers: int) -> None:
+    """Its spans lie behind each other, within the whole, and name every layer."""
+    [decode], [queue], [encode] = (trace.named(name) for name in ("decode", "queue", "encode"))
+    blocks = trace.named("block")
+    root = trace.root
+    assert root.begin_ns == decode.begin_ns <= decode.end_ns == queue.begin_ns <= queue.end_ns
+    for before, behind in zip([queue, *blocks], [*blocks, encode], strict=True):
+        assert before.end_ns <= behind.begin_ns <= behind.end_ns <= root.end_ns
+    starts = [int(block.attributes["veltair.layers.start"]) for block in blocks]
+    stops = [int(block.attributes["veltair.layers.stop"]) for block in blocks]
+    assert starts == [0, *stops[:-1]] and stops[-1] == layers
+    for block in blocks:
+        own = block.attributes
+        assert own["veltair.cores"] >= 1 and own["veltair.level"] >= 1
+        assert len(own["veltair.versions"]) == own["veltair.layers.stop"] - own["veltair.layers.start"]
+
+
+def test_each_query_with_a_sampled_context_is_one_trace(artifacts: Path, tmp_path: Path, fronts: int) -> None:
+    with receiving() as collector:
+        text = configuration(artifacts, "spin", "brittle", fronts=fronts, otel=collector.address)
+        number, expected = 0, {}
+        with running(tmp_path, text) as daemon:
+            for name, module, client in clients(daemon):
+                with client:
+                    for turn in range(3):  # the first is Python's, the others follow its plan
+                        number += 1
+                        key = f"{name}-{turn}"
+                        client.infer("spin", spin(module, 2, 1), request_id=key, headers=traceparent(number))
+                        expected[key] = f"{number:032x}"
+                        client.infer(
+                            "spin",
+                            spin(module, 2, 1),
+                            request_id=f"{key}-unsampled",
+                            headers=traceparent(99, sampled=False),
+                        )
+                        client.infer("spin", spin(module, 2, 1), request_id=f"{key}-none")
+                    client.infer("brittle", spin(module, 0, 50), request_id=f"{name}-good")
+                    number += 1
+                    with pytest.raises(InferenceServerException):
+                        client.infer(
+                            "brittle", spin(module, 1, 50), request_id=f"{name}-bad", headers=traceparent(number)
+                        )
+                    expected[f"{name}-bad"] = f"{number:032x}"
+            until("all traces", lambda: collector.traces().keys() >= expected.keys())
+            assert daemon.metric("veltair_traces_total", outcome="sent") == len(expected)
+            assert daemon.metric("veltair_traces_total", outcome="dropped") == 0
+        found = collector.traces()
+        assert {key: trace.root.trace_id for key, trace in found.items()} == expected
+        for key, trace in found.items():
+            name, _, turn = key.partition("-")
+            own = trace.root.attributes
+            assert trace.root.parent_id == PARENT and trace.root.resource["service.name"] == "veltair"
+            assert (own["veltair.tenant"], own["network.protocol.name"]) == (
+                "brittle" if turn == "bad" else "spin",
+                name,
+            )
+            if turn == "bad":
+                assert trace.root.failed and (own["veltair.outcome"], own["error.type"]) == ("failed", "kernel")
+            else:
+                assert not trace.root.failed and own["veltair.outcome"] == "ok"
+                check_whole(trace, layers=SPIN_LAYERS)
