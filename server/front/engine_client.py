@@ -208,15 +208,15 @@ class EngineClient:
         tasks = [task for task in self._tasks if not task.done()]
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self.control is not None:
             await self.control.close()
+        if self._threads is not None:
+            self._threads.drain_counts()  # by the numbers of this engine
         engine, self._engine = self._engine, None
-        if engine is None:
-            return
-        engine.fail_all(lambda: ShutdownError("the server shut down before the query was answered"))
-        await engine.stop()
+        if engine is not None:
+            engine.fail_all(lambda: ShutdownError("the server shut down before the query was answered"))
+            await engine.stop()
 
     def slot_views(self, served: ServedTenant, batch: int) -> tuple[int, SlotViews] | None:
         """The tenant's number, and the memory of a query of this batch; None while there is no engine that has it."""

@@ -150,7 +150,8 @@ static void headers(void *owner, h2_stream *stream, const hpack_field *fields, i
   new->tenant = find_field(new, new->asker.connection->thread->wire->tenant_header, &new->tenant_bytes);
   new->authorization = find_field(new, "authorization", &new->authorization_bytes);
   io_thread *const thread = new->asker.connection->thread;
-  if (thread->wire->traces && new->answerable) new->asker.trace = trace_of_fields(thread, new->fields, new->fields_bytes);
+  if (atomic_load_explicit(&thread->wire->traces, memory_order_relaxed) && new->answerable)
+    new->asker.trace = trace_of_fields(thread, new->fields, new->fields_bytes);
   thread_expire_at(new->asker.connection->thread, new->asker.arrival_ns + new->asker.connection->thread->wire->budgets.most.body_ns);
   if (!new->answerable) open_in_python(new);
 }

@@ -17,7 +17,7 @@ _CHANCES = 1 << 64
 
 
 class ThreadTraces:
-    """Has the threads trace queries, from before they listen.
+    """Has the threads trace queries from here on.
 
     ::
 

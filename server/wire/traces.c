@@ -50,12 +50,14 @@ static trace_context read_context(io_thread *thread, const uint8_t *value, size_
   static const trace_context none = {.sampled = 0};
   trace_context found = none;
   uint8_t flags = 0;
+  while (size && (*value == ' ' || *value == '\t')) value++, size--;
+  while (size && (value[size - 1] == ' ' || value[size - 1] == '\t')) size--;
   if (count == 1 && parse(value, size, &found, &flags)) {
     if (!(flags & SAMPLED)) return none;
     found.sampled = 1;
     return found;
   }
-  const uint64_t below = thread->wire->trace_below; /* 0: never */
+  const uint64_t below = atomic_load_explicit(&thread->wire->trace_below, memory_order_relaxed); /* 0: never */
   if (!below || draw(thread) >= below) return none;
   return (trace_context){.sampled = 1};
 }
@@ -74,10 +76,8 @@ trace_context trace_of_head(io_thread *thread, const uint8_t *head, size_t size)
     const uint8_t *stop = memchr(line, '\n', (size_t)(end - line));
     next = stop ? stop + 1 : end;
     if (!stop || stop - line <= NAME_BYTES || line[NAME_BYTES] != ':' || !is_name(line)) continue;
-    const uint8_t *from = line + NAME_BYTES + 1;
-    while (from < stop && (*from == ' ' || *from == '\t')) from++;
-    while (stop > from && (stop[-1] == '\r' || stop[-1] == ' ' || stop[-1] == '\t')) stop--;
-    value = from, value_bytes = (size_t)(stop - from);
+    if (stop[-1] == '\r') stop--;
+    value = line + NAME_BYTES + 1, value_bytes = (size_t)(stop - value);
     count++;
   }
   return read_context(thread, value, value_bytes, count);

@@ -232,8 +232,11 @@ EXPORT uint32_t wire_take_counts(wire *of, int thread, ended_query *target, ende
   return count;
 }
 
-/* Queries are traced where their clients say so, and of those without a context so many of 2^64. Before wire_listen. */
-EXPORT void wire_trace(wire *of, uint64_t below) { of->traces = true, of->trace_below = below; }
+/* From here on queries are traced where their clients say so, and of those without a context so many of 2^64. */
+EXPORT void wire_trace(wire *of, uint64_t below) {
+  atomic_store(&of->trace_below, below);
+  atomic_store(&of->traces, true);
+}
 
 /* Moves up to `most` ended queries that were traced into `target`, and adds to `lost` how many there was no room for.
  * Returns how many. */

@@ -258,8 +258,8 @@ typedef struct wire {
   const char *uvicorn_secret; /* by which it knows that a connection is ours */
   atomic_bool names_callers;  /* a plan is for one caller alone */
   atomic_bool keeps_ids;      /* there is an access log */
-  bool traces;                /* queries may be traced; before any connection */
-  uint64_t trace_below;       /* of 2^64: so many of those without a context of their own are */
+  atomic_bool traces;         /* queries may be traced */
+  atomic_uint_fast64_t trace_below; /* of 2^64: so many of those without a context of their own are */
   size_t max_message_bytes, max_body_bytes;
   budgets budgets;
   plan_table *plans;

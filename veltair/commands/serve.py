@@ -206,6 +206,8 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
                     None if threads is None else ThreadTraces(threads, config.server.otel_ratio),
                 )
                 client.on_traced, metrics.traces = traces.add_blocks, partial(trace_counts, sender, traces)
+                if threads is not None:
+                    threads.on_drained = traces.take
                 held.callback(asyncio.create_task(traces.follow()).cancel)
             if as_lines:
                 held.callback(asyncio.create_task(RefusalBursts(metrics).follow()).cancel)
@@ -248,7 +250,7 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
             lame_duck_s = config.server.lame_duck_s if stop.is_set() else 0.0
             await leave(client, grpc_front, stop_now, lame_duck_s, events.add)
             if service.traces is not None:
-                service.traces.collect(last=True)
+                service.traces.settle(last=True)
             await dashboard.close()
             http.should_exit = True
             await asyncio.gather(http_task, grpc_front.stop(FLUSH_S))

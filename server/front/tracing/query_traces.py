@@ -83,12 +83,16 @@ class QueryTraces:
         """Take what I/O threads have traced, again and again."""
         while True:
             await asyncio.sleep(TAKE_S)
-            self.collect()
+            self.take()
+            self.settle()
 
-    def collect(self, *, last: bool = False) -> None:
-        """Take what I/O threads have traced. `last`: no more blocks come."""
+    def take(self) -> None:
+        """Take what I/O threads have traced, while their tenants' numbers are those of the engine."""
         for ended in () if self._threads is None else self._threads.take():
             self.add_ended(ended)
+
+    def settle(self, *, last: bool = False) -> None:
+        """Give up on blocks that do not come. `last`: none do any more."""
         now_ns = time.monotonic_ns()
         while self._traces and (last or now_ns - next(iter(self._traces.values())).end_ns > PATIENCE_NS):
             self.add(self._traces.popitem(last=False)[1])

@@ -16,7 +16,7 @@ from veltair.server.front.tracing.query_trace import QueryTrace
 MOST_PENDING = 4096  # traces that wait; more are dropped, and counted
 MOST_SENT = 256  # at once
 GATHER_S = 0.5  # that a first trace waits for others
-CLOSE_S = 5.0  # that the last ones may take
+CLOSE_S = 2.0  # that the last ones may take
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from example_models import SPIN_LAYERS
 from otlp_receiver import Trace, receiving
-from running_daemon import configuration, running, spin, until
+from running_daemon import configuration, running, serve, spin, until
 from running_engine import WAIT_S
 from tritonclient.utils import InferenceServerException
 
@@ -96,3 +96,53 @@ def test_each_query_with_a_sampled_context_is_one_trace(artifacts: Path, tmp_pat
             else:
                 assert not trace.root.failed and own["veltair.outcome"] == "ok"
                 check_whole(trace, layers=SPIN_LAYERS)
+
+
+def test_a_ratio_of_queries_whose_clients_say_nothing(artifacts: Path, tmp_path: Path) -> None:
+    with receiving() as collector:
+        text = configuration(artifacts, "mlp", "spin", otel=collector.address, otel_ratio=1.0)
+        asked = []
+        with running(tmp_path, text) as daemon:
+            for name, module, client in clients(daemon):
+                with client:
+                    for turn in range(2):  # by Python, and by an I/O thread
+                        asked.append(f"{name}-{turn}")
+                        client.infer("spin", spin(module, 2, 1), request_id=asked[-1])
+        found = collector.traces()  # the last ones were sent before the daemon ended
+        assert found.keys() == set(asked)
+        assert len({trace.root.trace_id for trace in found.values()}) == len(asked)
+        for trace in found.values():
+            assert trace.root.parent_id == ""
+            check_whole(trace, layers=SPIN_LAYERS)
+            told = [span.attributes for span in (trace.root, *trace.children)]
+            assert "mlp" not in str(told), "a trace names its own tenant alone"
+
+
+@pytest.mark.parametrize("how", ["away", "stuck", "refuses"])
+def test_a_collector_that_fails_costs_traces_alone(artifacts: Path, tmp_path: Path, how: str) -> None:
+    with receiving() as collector:
+        if how == "stuck":
+            collector.gate.clear()
+        collector.refuses = how == "refuses"
+        address = "http://127.0.0.1:9" if how == "away" else collector.address
+        with running(tmp_path, configuration(artifacts, "spin", otel=address, otel_ratio=1.0)) as daemon:
+            for name, module, client in clients(daemon):
+                with client:
+                    for turn in range(5):
+                        client.infer("spin", spin(module, 2, 1), request_id=f"{name}-{turn}")
+            if how == "refuses":
+                until("they are counted", lambda: daemon.metric("veltair_traces_total", outcome="failed") == 10)
+            elif how == "stuck":
+                until("it was asked", lambda: collector.calls > 0)
+            assert daemon.metric("veltair_traces_total", outcome="sent") == 0
+            assert daemon.metric("veltair_requests_total", tenant="spin", outcome="ok") == 10
+            daemon.process.terminate()
+            assert daemon.process.wait(WAIT_S) == 0
+        assert collector.spans == []
+
+
+def test_an_address_that_is_none(artifacts: Path, tmp_path: Path) -> None:
+    process = serve(tmp_path, configuration(artifacts, "spin", otel="127.0.0.1:4317"))
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 2
+    assert "server.otel: expected http://HOST:PORT or https://HOST:PORT, found '127.0.0.1:4317'" in errors
