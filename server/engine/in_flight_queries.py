@@ -140,8 +140,8 @@ class InFlightQueries:
         ended = query.end(outcome, told_ns or time.monotonic_ns(), reason)
         del self._queries[ended.query]
         self.counters[query.tenant].count_end(query, ended)
-        by_lane = query.lane is not None
-        if not by_lane or (query.message.traced and not self._front.backlog):  # of a lane's: its blocks, where they fit
+        lane, message = query.lane, query.message
+        if lane is None or (message.traced and not self._front.backlog):  # of a lane's: its blocks, where they fit
             self._front.send(ended)
-        if by_lane and not told_ns:
-            self._lanes.end(query.lane, ended, query.message.tenant, query.message.slot)
+        if lane is not None and not told_ns:
+            self._lanes.end(lane, ended, message.tenant, message.slot)

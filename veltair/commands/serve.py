@@ -44,7 +44,7 @@ from veltair.server.front.monitor.event_history import EventHistory
 from veltair.server.front.monitor.hour_history import HourHistory
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.front.tracing.query_traces import QueryTraces
-from veltair.server.front.tracing.start import start_sender, trace_counts
+from veltair.server.front.tracing.start import otlp_collector, start_sender, trace_counts
 from veltair.server.ipc.daemon_events import EventKind
 from veltair.server.ipc.json_lines import event
 from veltair.server.ipc.process_setup import log_to_stderr, set_nice
@@ -114,7 +114,9 @@ def _configuration(args: argparse.Namespace) -> ServeConfig:
 
 
 def check(config: ServeConfig, *, as_json: bool) -> int:
-    """Check the artifacts of the configuration, and say what would be served. Returns 0; raises ArtifactError."""
+    """Check the artifacts of the configuration, and say what would be served. Returns 0; raises UserError."""
+    if config.server.otel is not None:
+        otlp_collector()
     found = {tenant.name: load_artifact(Path(tenant.artifact)) for tenant in config.tenants}
     if as_json:
         print(json.dumps({"ok": True, "tenants": {name: artifact.digest for name, artifact in found.items()}}))

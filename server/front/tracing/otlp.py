@@ -65,10 +65,10 @@ class OtlpCollector:
         caller = SpanContext(trace_id, context.parent_id, True, _SAMPLED) if context.trace_id else None
 
         def span(name: str, begin_ns: int, end_ns: int, attributes: Mapping[str, Any], **more: Any) -> ReadableSpan:
-            own = {"context": self._new_span(trace_id), "parent": whole} | more
-            times = {"start_time": wall_ns + begin_ns, "end_time": wall_ns + max(begin_ns, end_ns)}
-            shared = {"resource": self._resource, "instrumentation_scope": self._scope}
-            return ReadableSpan(name, attributes=attributes, **own, **times, **shared)
+            own: dict[str, Any] = {"context": self._new_span(trace_id), "parent": whole} | more
+            own |= {"start_time": wall_ns + begin_ns, "end_time": wall_ns + max(begin_ns, end_ns)}
+            own |= {"resource": self._resource, "instrumentation_scope": self._scope}
+            return ReadableSpan(name, attributes=attributes, **own)
 
         yield span(
             "infer",

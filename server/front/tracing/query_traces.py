@@ -119,9 +119,12 @@ class QueryTraces:
             self._add_half(query, QueryTrace(*own, end_ns - took_ns, end_ns, reason, stages))
 
     def _add_half(self, query: int, trace: QueryTrace) -> None:
-        if not query or (blocks := self._blocks.pop(query, None)) is not None:
-            self.add(trace if not query else trace._replace(blocks=blocks))
-            return
-        self._traces[query] = trace
-        if len(self._traces) > MOST_HALVES:
-            self.add(self._traces.popitem(last=False)[1])
+        """`query`: its number; 0: the engine has never had it."""
+        if not query:
+            self.add(trace)
+        elif (blocks := self._blocks.pop(query, None)) is not None:
+            self.add(trace._replace(blocks=blocks))
+        else:
+            self._traces[query] = trace
+            if len(self._traces) > MOST_HALVES:
+                self.add(self._traces.popitem(last=False)[1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
@@ -146,3 +147,21 @@ def test_an_address_that_is_none(artifacts: Path, tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 2
     assert "server.otel: expected http://HOST:PORT or https://HOST:PORT, found '127.0.0.1:4317'" in errors
+
+
+def test_traces_go_on_when_the_engine_was_replaced(artifacts: Path, tmp_path: Path) -> None:
+    """The exporter's library has threads in the process that starts the next engine."""
+    with receiving() as collector:
+        with running(tmp_path, configuration(artifacts, "spin", otel=collector.address, otel_ratio=1.0)) as daemon:
+            [(_, module, client), _] = clients(daemon)
+            with client:
+                client.infer("spin", spin(module, 2, 1), request_id="before")
+                until("the first trace", lambda: "before" in collector.traces())
+                children = psutil.Process(daemon.process.pid).children()
+                next(each for each in children if "engine_main" in " ".join(each.cmdline())).kill()
+                until("another engine", lambda: daemon.metric("veltair_events_total", kind="engine_restarted") == 1)
+                until("it serves", client.is_server_ready)
+                for turn in range(2):  # by Python, and by an I/O thread
+                    client.infer("spin", spin(module, 2, 1), request_id=f"behind-{turn}")
+        for turn in range(2):
+            check_whole(collector.traces()[f"behind-{turn}"], layers=SPIN_LAYERS)
