@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -158,3 +159,9 @@ def test_without_the_packages_it_is_said_which_are_needed(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "veltair.server.front.tracing.otlp", None)
     with pytest.raises(ConfigError, match=r'server\.otel: needs the packages of `pip install "veltair\[otel\]"`'):
         start_sender("http://127.0.0.1:4317", "1")
+
+
+def test_without_a_collector_none_of_its_packages_is_loaded() -> None:
+    code = "import sys, veltair.commands.serve; print([m for m in sys.modules if m.startswith('opentelemetry')])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
