@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types docs doctest pytest pytest-daemons pytest-others wheel sbom figures measurements micro lock clean
+.PHONY: demo test lint types docs doctest pytest pytest-daemons pytest-others wheel man sbom figures measurements micro lock clean
 
 demo: $(VENV)/ready
 	$(BIN)/veltair demo
@@ -65,6 +65,11 @@ wheel: $(VENV)/ready
 	cd .build/wheel/empty && ../env/bin/veltair --version && ../env/bin/veltair simulate medium --queries 200 --cores 8 \
 	  && ../env/bin/veltair zoo dlrm --rows 10000 --out dlrm.onnx && ../env/bin/veltair compile dlrm.onnx --out dlrm --trials 0 \
 	  && ../env/bin/veltair init dlrm && ../env/bin/veltair serve --check serve.toml
+	cmp docs/man/veltair.1 .build/wheel/env/share/man/man1/veltair.1
+
+# docs/man/veltair.1, which wheels bring, from the parsers; a test compares them.
+man: $(VENV)/ready
+	$(BIN)/veltair man > docs/man/veltair.1
 
 # What an installed wheel consists of, as CycloneDX: the packages of its environment, and what the wheel itself bundles.
 sbom: wheel
@@ -86,7 +91,7 @@ micro: $(VENV)/ready
 lock:
 	rm -rf .build/lock && $(PYTHON) -m venv .build/lock
 	.build/lock/bin/pip install --quiet setuptools==84.2.1
-	.build/lock/bin/pip install --quiet --no-build-isolation '.[bench,mlperf,docs,dev]'
+	.build/lock/bin/pip install --quiet --no-build-isolation '.[bench,mlperf,docs,dev,otel]'
 	.build/lock/bin/pip freeze --all --exclude veltair --exclude pip > requirements/dev.lock
 
 clean:

@@ -18,6 +18,7 @@ from veltair.toml_file import read_toml
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 PositiveReal = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 SandboxMode = Literal["try", "require", "off"]
+_COLLECTOR = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]\s]+):\d{1,5}/?")
 Versions = Literal["all"] | Positive | Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
 
 
@@ -77,6 +78,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     counter_model: str | None = None  # file of `veltair profile --fit-proxy`, used where there are L3 counters
     log_format: Literal["text", "json"] = "text"  # of the log on stderr; "json": one object a line
     access_log: bool = True  # with log_format = "json": a line for each request
+    otel: str | None = None  # a collector that gets traces of queries, by OTLP over gRPC: "http://127.0.0.1:4317"
+    otel_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = (
+        0.0  # traced of the queries whose clients say nothing of it
+    )
     event_log: str | None = None  # JSON lines of every event and decision, for `veltair replay`
 
 
@@ -181,6 +186,9 @@ def parse_config(raw: dict[str, Any], path: Path) -> ServeConfig:
                 split_address(address)
         except ConfigError as error:
             raise ConfigError(f"{path}: server.{key}: {error}") from None
+    if config.server.otel is not None and not _COLLECTOR.fullmatch(config.server.otel):
+        expected = "expected http://HOST:PORT or https://HOST:PORT"
+        raise ConfigError(f"{path}: server.otel: {expected}, found {config.server.otel!r}")
     if not config.server.fronts and (config.server.tls or config.server.admin):
         raise ConfigError(f"{path}: server.fronts: expected at least 1 with tls or admin")
     try:

@@ -140,9 +140,8 @@ class InFlightQueries:
         ended = query.end(outcome, told_ns or time.monotonic_ns(), reason)
         del self._queries[ended.query]
         self.counters[query.tenant].count_end(query, ended)
-        if told_ns:
-            return
-        if query.lane is None:
+        lane, message = query.lane, query.message
+        if lane is None or (message.traced and not self._front.backlog):  # of a lane's: its blocks, where they fit
             self._front.send(ended)
-        else:
-            self._lanes.end(query.lane, ended, query.message.tenant, query.message.slot)
+        if lane is not None and not told_ns:
+            self._lanes.end(lane, ended, message.tenant, message.slot)

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from veltair.config import ServeConfig
 from veltair.errors import OverloadedError, RefusalReason, ShutdownError, VeltairError
@@ -16,7 +16,7 @@ from veltair.server.front.engine_connection import EngineConnection
 from veltair.server.front.query_result import QueryResult
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.daemon_events import EventKind, Report, report_nothing
-from veltair.server.ipc.messages import ConfigureEngine
+from veltair.server.ipc.messages import ConfigureEngine, QueryEnded
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.repository.artifact_loader import ArtifactLoader
 from veltair.server.repository.engine_models import EngineModels
@@ -58,8 +58,8 @@ class EngineClient:
         self._leaving = self._draining = False
         self._answers = True  # the engine has answered lately
         self._next_id = threads.next_query if threads else itertools.count(1).__next__
-        self._cursor = 0  # the highest that was handed out
-        self._first_cursor = 0  # where the blocks of this engine begin
+        self._cursor = self._first_cursor = 0  # the highest that was handed out; where this engine's blocks begin
+        self.on_traced: Callable[[QueryEnded], None] = lambda ended: None  # hears of the I/O threads' traced queries
 
     @classmethod
     async def start(
@@ -209,15 +209,15 @@ class EngineClient:
         tasks = [task for task in self._tasks if not task.done()]
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self.control is not None:
             await self.control.close()
+        if self._threads is not None:
+            self._threads.drain_counts()  # by the numbers of this engine
         engine, self._engine = self._engine, None
-        if engine is None:
-            return
-        engine.fail_all(lambda: ShutdownError("the server shut down before the query was answered"))
-        await engine.stop()
+        if engine is not None:
+            engine.fail_all(lambda: ShutdownError("the server shut down before the query was answered"))
+            await engine.stop()
 
     def slot_views(self, served: ServedTenant, batch: int) -> tuple[int, SlotViews] | None:
         """The tenant's number, and the memory of a query of this batch; None while there is no engine that has it."""
@@ -252,7 +252,7 @@ class EngineClient:
         self._cores, self._worker_target = ready.cores, ready.workers
         self._first_cursor = self._cursor
         self._engine, self._answers = engine, True
-        engine.on_workers = self.open_to_threads
+        engine.on_workers, engine.on_traced = self.open_to_threads, lambda ended: self.on_traced(ended)
         live = self.models.all()
         self._unloading = [asyncio.create_task(engine.unload(s)) for s in engine.models.all() if s not in live]
         self.open_to_threads()

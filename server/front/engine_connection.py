@@ -60,6 +60,7 @@ class EngineConnection:
         self.workers = 0  # that can take queries
         self.on_workers: Callable[[], None] = lambda: None  # their number has changed
         self.on_worker_died: Callable[[m.WorkerDied], None] = lambda died: None
+        self.on_traced: Callable[[m.QueryEnded], None] = lambda ended: None  # of the I/O threads' queries
         self.held: dict[int, HeldQuery] = {}
         self._status_requests: list[asyncio.Future[m.EngineStatus]] = []
         self._all_ended: asyncio.Future[None] | None = None
@@ -260,7 +261,10 @@ class EngineConnection:
             change.set_exception(error)
 
     def _query_ended(self, ended: m.QueryEnded) -> None:
-        held = self.held.pop(ended.query)
+        held = self.held.pop(ended.query, None)
+        if held is None:
+            self.on_traced(ended)
+            return
         if not held.result.done():
             if ended.outcome == "done":
                 try:

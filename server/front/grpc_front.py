@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 
 from google.protobuf import json_format
@@ -23,6 +23,7 @@ from veltair.server.access.callers import Access
 from veltair.server.access.grpc_access import with_access
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService, wants_trace
 from veltair.server.front.plan_learner import PlanLearner
+from veltair.server.ipc.stages import server_timing
 from veltair.server.protocol.compressed_body import inflate
 from veltair.server.protocol.grpc_codec import GrpcRequest, decode_request, encode_response, parse_request
 from veltair.server.protocol.health_checks import HealthChecks
@@ -77,6 +78,12 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return json_format.ParseDict(statistics, pb.ModelStatisticsResponse())
 
     async def ModelInfer(self, grpc_request: GrpcRequest, context: Any) -> Any:
+        response, stage_ns = await self._infer(grpc_request, context)
+        context.set_trailing_metadata((("server-timing", server_timing(stage_ns)),))
+        return response
+
+    async def _infer(self, grpc_request: GrpcRequest, context: Any) -> tuple[Any, Sequence[int]]:
+        """The response, and how long each of STAGES took."""
         arrival_ns = time.monotonic_ns()
         learner = self._learner
         try:
@@ -90,6 +97,7 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             raise
         left_s = context.time_remaining()
         tenant = _metadata(context, TENANT_HEADER)
+        traces = self._service.traces
         inferred = await self._service.infer(
             message.model_name,
             message.model_version,
@@ -97,20 +105,16 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             arrival_ns=arrival_ns,
             tenant=tenant,
             deadline_ns=None if left_s is None else arrival_ns + int(left_s * 1e9),
+            trace=None if traces is None else traces.begin(_all_metadata(context, "traceparent"), "grpc"),
         )
-        response = encode_response(
-            message.model_name,
-            inferred.served.version,
-            request.id,
-            inferred.outputs,
-            inferred.parameters,
-            inferred.stored,
-        )
+        named = message.model_name, inferred.served.version, request.id
+        response = encode_response(*named, inferred.outputs, inferred.parameters, inferred.stored)
         if _wants_final_mark(request):
             response.parameters[FINAL_RESPONSE].bool_param = True
         if learner is not None and not wants_trace(request.parameters):
             learner.learn_grpc(grpc_request, tenant, request, inferred.served, response)
-        return response
+        self._service.encoded(inferred)
+        return response, inferred.stage_ns
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """Requests run concurrently; responses are sent in the order of the requests. An error is a response."""
@@ -136,7 +140,8 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
 
     async def _stream_response(self, grpc_request: GrpcRequest, context: Any) -> Any:
         try:
-            return pb.ModelStreamInferResponse(infer_response=await self.ModelInfer(grpc_request, context))
+            response, _ = await self._infer(grpc_request, context)  # a stream has one end for all its responses
+            return pb.ModelStreamInferResponse(infer_response=response)
         except (RequestError, QueryError) as error:
             text = str(error)
         except Exception:
@@ -189,10 +194,11 @@ for _method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
 
 
 def _metadata(context: Any, key: str) -> str:
-    for name, value in context.invocation_metadata() or ():
-        if name == key:
-            return value if isinstance(value, str) else ""
-    return ""
+    return next(iter(_all_metadata(context, key)), "")
+
+
+def _all_metadata(context: Any, key: str) -> list[str]:
+    return [value for name, value in context.invocation_metadata() or () if name == key and isinstance(value, str)]
 
 
 def _wants_final_mark(request: InferRequest) -> bool:

@@ -117,6 +117,8 @@ def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner
         decoded = received.request
         model, version = request.path_params["model"], request.path_params.get("version", "")
         tenant = request.headers.get(TENANT_HEADER, "")
+        traces = service.traces
+        trace = None if traces is None else traces.begin(request.headers.getlist("traceparent"), "http")
         try:
             response = await service.infer(
                 model,
@@ -124,6 +126,7 @@ def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner
                 decoded,
                 arrival_ns=time.monotonic_ns(),
                 tenant=tenant,
+                trace=trace,
             )
         except asyncio.CancelledError:
             if not watch.done():
@@ -145,6 +148,7 @@ def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner
         if coding:
             body = await asyncio.to_thread(deflate, body, coding)
             headers["Content-Encoding"] = coding
+        service.encoded(response)
         kind = "application/json" if encoded.header_bytes is None else "application/octet-stream"
         return Response(body, 200, headers, kind)
 

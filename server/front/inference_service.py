@@ -23,6 +23,9 @@ from veltair.server.front.query_result import QueryResult, trace_parameters
 from veltair.server.front.request_counts import RequestCounts, outcome_of_error
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
 from veltair.server.front.snapshot import Snapshot
+from veltair.server.front.tracing.query_trace import QueryTrace
+from veltair.server.front.tracing.query_traces import QueryTraces
+from veltair.server.front.tracing.trace_context import TraceContext
 from veltair.server.ipc.stages import STAGES, stage_times
 from veltair.server.protocol.datatypes import Array, Tensor
 from veltair.server.protocol.failed_queries import log_failed_query
@@ -87,6 +90,7 @@ class InferenceResponse:
     stored: dict[str, TensorLocation]  # the outputs that were written to the client's shared memory
     parameters: dict[str, Parameter]
     stage_ns: tuple[int, ...] = (0,) * len(STAGES)  # how long each took
+    trace: QueryTrace | None = None  # up to its encoding
 
 
 class InferenceService:
@@ -120,6 +124,7 @@ class InferenceService:
         self.bodies = BodyMemory(max(memory_bytes, body_limit_bytes))
         self.version = installed_version("veltair")
         self.access_log: AccessLog | None = None
+        self.traces: QueryTraces | None = None
         self.control, self._model_control = control, model_control
         self._validators: WeakKeyDictionary[ServedTenant, InputValidator] = WeakKeyDictionary()
 
@@ -132,6 +137,7 @@ class InferenceService:
         arrival_ns: int,
         tenant: str = "",
         deadline_ns: int | None = None,
+        trace: TraceContext | None = None,
     ) -> InferenceResponse:
         """Raises RequestError for the client's faults and QueryError for the server's; each is counted once."""
         try:
@@ -144,12 +150,14 @@ class InferenceService:
             raise
         counts = self.metrics.tenants[served.name]
         try:
-            response = await self._infer(served, counts, request, arrival_ns, deadline_ns, resolve)
+            response = await self._infer(served, counts, request, arrival_ns, deadline_ns, resolve, trace)
         except BaseException as error:
             duration_ns = time.monotonic_ns() - arrival_ns
             counts.count_error(error, duration_ns)
             if self.access_log is not None:
                 self.access_log.add_error(request.id, served.name, counts.model, error, duration_ns)
+            if self.traces is not None and trace is not None:
+                self.traces.add_error(trace, served.name, request.id, error, arrival_ns)
             if outcome_of_error(error) == "failed":
                 log_failed_query(getattr(error, "query", None), served.name, request.id, str(error))
             raise
@@ -165,6 +173,7 @@ class InferenceService:
         arrival_ns: int,
         deadline_ns: int | None,
         resolve: Callable[[], ServedTenant],
+        trace: TraceContext | None,
     ) -> InferenceResponse:
         inputs, wanted = self._validate(served, request)
         locations = {output.name: output.location for output in request.outputs if output.location is not None}
@@ -175,7 +184,7 @@ class InferenceService:
             deadline_ns = min(arrival_ns + timeout, deadline_ns or arrival_ns + timeout)
         refuse_past_deadline(deadline_ns, time.monotonic_ns())
         traced = wants_trace(request.parameters)
-        how: dict[str, Any] = {"priority_level": level, "traced": traced}
+        how: dict[str, Any] = {"priority_level": level, "traced": traced or trace is not None}
         async with self._in_memory(served, inputs, resolve, deadline_ns) as present:
             if present.artifact.digest != served.artifact.digest:  # another version by now
                 inputs, wanted = self._validate(present, request)
@@ -191,7 +200,16 @@ class InferenceService:
         parameters = warn_of_unknown(request.parameters)
         if traced:
             parameters |= trace_parameters(result, stages, level, served.priority)
-        return InferenceResponse(served, outputs, stored, parameters, stages)
+        begun = None
+        if trace is not None:
+            own = trace, served.name, counts.model, request.id, "ok", arrival_ns, arrival_ns + sum(stages)
+            begun = QueryTrace(*own, stage_ns=stages, blocks=result.blocks)
+        return InferenceResponse(served, outputs, stored, parameters, stages, begun)
+
+    def encoded(self, response: InferenceResponse) -> None:
+        """The response to a request is ready for its socket."""
+        if self.traces is not None and response.trace is not None:
+            self.traces.add(response.trace._replace(end_ns=time.monotonic_ns()))
 
     @asynccontextmanager
     async def _in_memory(

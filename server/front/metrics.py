@@ -73,6 +73,7 @@ class Metrics:
         self.connections: Callable[[], ConnectionCounts] | None = None  # of the I/O threads
         self.refused_early: Counter[str] = Counter()  # by RefusalReason, by Python before the tenant was known
         self.refused_by_threads: Callable[[], Mapping[str, int]] = dict  # likewise, by the I/O threads
+        self.traces: Callable[[], Mapping[str, int]] = dict  # of queries, by what became of each; empty: there are none
         self.build: Mapping[str, str] = {}  # version, policy, …
         self.hour: HourHistory | None = None
         self.events: EventHistory | None = None
@@ -155,6 +156,11 @@ class Metrics:
             for kind in EventKind:
                 events.add_metric((kind,), self.events.counts[kind])
             yield events
+        if told := self.traces():
+            traces = CounterMetricFamily("veltair_traces", "Traces for the collector", labels=("outcome",))
+            for outcome, count in told.items():
+                traces.add_metric((outcome,), count)
+            yield traces
         yield CounterMetricFamily(
             "veltair_unknown_model_requests", "Requests for a model that is not served", self.unknown_model_requests
         )

@@ -21,7 +21,7 @@ OUTCOMES: tuple[Outcome, ...] = ("done", "rejected", "cancelled", "failed", "wor
 _LINE_WORDS = 16
 _QUERY_HEAD, _QUERY_TAIL, _END_HEAD, _END_TAIL = range(0, 4 * _LINE_WORDS, _LINE_WORDS)
 _HEAD_BYTES = 8 * 4 * _LINE_WORDS
-_QUERY = struct.Struct("<Qiiiiqqi20x")  # id, kind, tenant, slot, batch, arrival, deadline, priority level
+_QUERY = struct.Struct("<Qiiiiqqii16x")  # id, kind, tenant, slot, batch, arrival, deadline, priority level, traced
 _END = struct.Struct("<QiiHHIq4q192s")  # id, tenant, slot, outcome, refusal, reason's bytes, execute, stamps, reason
 _REASON_BYTES = 192
 _INFER, _ABORT = 0, 1
@@ -77,10 +77,11 @@ class Lane:
         head, tail = words[_QUERY_HEAD], words[_QUERY_TAIL]
         for at in range(head, tail):
             offset = self._queries + (at & mask) * _QUERY.size
-            query, kind, tenant, slot, batch, arrival_ns, deadline_ns, level = _QUERY.unpack_from(self._memory, offset)
+            query, kind, tenant, slot, batch, *how = _QUERY.unpack_from(self._memory, offset)
             words[_QUERY_HEAD] = at + 1
             if kind == _INFER:
-                yield InferQuery(query, tenant, slot, batch, arrival_ns, deadline_ns or None, priority_level=level)
+                arrival_ns, deadline_ns, level, traced = how
+                yield InferQuery(query, tenant, slot, batch, arrival_ns, deadline_ns or None, bool(traced), level)
             else:
                 yield AbortQuery(query)
 
@@ -100,11 +101,11 @@ class Lane:
         tail = self._words[_QUERY_TAIL]
         offset = self._queries + (tail & self._records - 1) * _QUERY.size
         if isinstance(message, AbortQuery):
-            _QUERY.pack_into(self._memory, offset, message.query, _ABORT, 0, 0, 0, 0, 0, 0)
+            _QUERY.pack_into(self._memory, offset, message.query, _ABORT, 0, 0, 0, 0, 0, 0, 0)
         else:
             where = (message.query, _INFER, message.tenant, message.slot, message.batch)
             when = message.arrival_ns, message.deadline_ns or 0
-            _QUERY.pack_into(self._memory, offset, *where, *when, message.priority_level)
+            _QUERY.pack_into(self._memory, offset, *where, *when, message.priority_level, message.traced)
         self._words[_QUERY_TAIL] = tail + 1
 
     def take_end(self) -> QueryEnded | None:

@@ -86,7 +86,7 @@ def stage_times(
 def server_timing(stages: Sequence[int]) -> str:
     """The value of a Server-Timing header (W3C): milliseconds up to the first block, and in blocks.
 
-    The I/O threads write the same in `server/wire/http1_body.c`.
+    The I/O threads write the same (`query_timing` in `server/wire/queries.c`). Over gRPC it is trailing metadata.
 
     >>> server_timing((10_000, 2_000, 1_500_999, 4_000_000, 5, 10, 40))
     'queue;dur=1.512, compute;dur=4.000'

@@ -149,6 +149,9 @@ static void headers(void *owner, h2_stream *stream, const hpack_field *fields, i
   }
   new->tenant = find_field(new, new->asker.connection->thread->wire->tenant_header, &new->tenant_bytes);
   new->authorization = find_field(new, "authorization", &new->authorization_bytes);
+  io_thread *const thread = new->asker.connection->thread;
+  if (atomic_load_explicit(&thread->wire->traces, memory_order_relaxed) && new->answerable)
+    new->asker.trace = trace_of_fields(thread, new->fields, new->fields_bytes);
   thread_expire_at(new->asker.connection->thread, new->asker.arrival_ns + new->asker.connection->thread->wire->budgets.most.body_ns);
   if (!new->answerable) open_in_python(new);
 }
@@ -274,11 +277,17 @@ bool grpc_respond(asker *to, const query *query, const uint8_t *slot) {
   h2_stream *stream = of->stream;
   const size_t size = grpc_response(thread, query, slot);
   if (!size) return false;
+  char value[MOST_TIMING];
+  const hpack_field timing = {"server-timing", value, 13, query_timing(value, query)};
+  uint8_t trailers[MOST_TRAILERS + 2 * 6 + 13 + MOST_TIMING];
+  size_t used = owner->trailers_bytes;
+  memcpy(trailers, owner->trailers, used);
+  used += hpack_encode(trailers + used, &timing);
   of->state = OVER;
   mark_dirty(to->connection);
   h2_headers(stream, owner->head, owner->head_bytes, false);
   h2_data(stream, thread->scratch, size, false);
-  h2_headers(stream, owner->trailers, owner->trailers_bytes, true);
+  h2_headers(stream, trailers, used, true);
   return true;
 }
 

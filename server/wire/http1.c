@@ -186,6 +186,8 @@ static bool read_head(http1 *on) {
     return true;
   }
   on->asker.arrival_ns = now_ns();
+  if (atomic_load_explicit(&owner->traces, memory_order_relaxed))
+    on->asker.trace = trace_of_head(on->asker.connection->thread, buffer_bytes(&on->in), head->bytes);
   on->planned = false;
   on->state = READS_BODY;
   http1_begin(on);

@@ -77,15 +77,6 @@ static const char *date(io_thread *thread) {
   return thread->date;
 }
 
-/* As stages.server_timing. Returns its size, of at most 100 bytes. */
-static int write_timing(char *target, size_t room, const query *of) {
-  const int64_t queue_us = of->queue_ns > 0 ? of->queue_ns / 1000 : 0;
-  const int64_t compute_us = of->compute_ns > 0 ? of->compute_ns / 1000 : 0;
-  return snprintf(target, room, "server-timing: queue;dur=%lld.%03d, compute;dur=%lld.%03d\r\n",
-                  (long long)(queue_us / 1000), (int)(queue_us % 1000), (long long)(compute_us / 1000),
-                  (int)(compute_us % 1000));
-}
-
 /* The head of a response as uvicorn writes it. Returns its size; `target` has MOST_LINES bytes. `json`: the bytes of the
  * body that are JSON, where tensors follow; `of`: the query that is answered. Either may be NULL. */
 static size_t write_head(const http1 *on, uint8_t *target, int code, const char *phrase, uint64_t body,
@@ -93,7 +84,11 @@ static size_t write_head(const http1 *on, uint8_t *target, int code, const char 
   io_thread *thread = on->asker.connection->thread;
   char lines[192] = "";
   int used = 0;
-  if (of) used = write_timing(lines, sizeof lines, of);
+  if (of) {
+    char timing[MOST_TIMING];
+    query_timing(timing, of);
+    used = snprintf(lines, sizeof lines, "server-timing: %s\r\n", timing);
+  }
   if (json) snprintf(lines + used, sizeof lines - (size_t)used, "inference-header-content-length: %llu\r\n",
                      (unsigned long long)*json);
   else if (code == 503) snprintf(lines, sizeof lines, "retry-after: 1\r\n");

@@ -390,7 +390,8 @@ static void *serve(void *argument) {
 bool thread_start(wire *owner, int index) {
   io_thread *thread = &owner->thread[index];
   *thread = (io_thread){.wire = owner, .index = index, .next_deadline_ns = INT64_MAX,
-                        .next_expiry_ns = INT64_MAX, .accept_again_ns = INT64_MAX};
+                        .next_expiry_ns = INT64_MAX, .accept_again_ns = INT64_MAX,
+                        .chance = (uint64_t)now_ns() << 8 | (uint64_t)index << 1 | 1};
   thread->last_command = &thread->first_command;
   pthread_mutex_init(&thread->lock, NULL);
   pthread_cond_init(&thread->settled, NULL);

@@ -85,6 +85,7 @@ class IoThreads:
         self._idle: asyncio.Event | None = None
         self._counted: Callable[[NDArray[np.void]], None] | None = None
         self._logged: Callable[[NDArray[np.void], NDArray[np.void]], None] | None = None
+        self.on_drained: Callable[[], None] = lambda: None  # after `drain_counts`
         self.on_failed: Callable[[int, int, str, str], None] = lambda query, tenant, request_id, why: None
         refusals = native_refusals()
         self._settings = Settings(  # the threads read it as long as they live
@@ -180,10 +181,8 @@ class IoThreads:
         if not self.handle:
             return False
         source, values, by = np.frombuffer(message, np.uint8), plan.values(), _requester(tenant, caller)
-        added = self._native.wire_add_grpc_plan(
-            self.handle, array_address(source), source.size, ctypes.byref(by), ctypes.byref(values)
-        )
-        return bool(added)
+        head = array_address(source), source.size
+        return bool(self._native.wire_add_grpc_plan(self.handle, *head, ctypes.byref(by), ctypes.byref(values)))
 
     def add_http_plan(self, path: bytes, json: bytes, tenant: str, plan: Plan, caller: bytes = b"") -> bool:
         """Likewise requests to this path whose bodies begin with this JSON, but for their ids (`id_bytes`)."""
@@ -221,6 +220,7 @@ class IoThreads:
             self._counted(ended)
             if self._logged is not None and ids is not None:
                 self._logged(ended, ids)
+        self.on_drained()
 
     def log_ended(self, logged: Callable[[NDArray[np.void], NDArray[np.void]], None]) -> None:
         """From here on `logged` gets those queries too, and the ids of their requests (`native.ENDED_ID`)."""

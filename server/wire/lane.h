@@ -16,7 +16,7 @@ typedef struct {
   uint64_t query;
   int32_t kind, tenant, slot, batch;
   int64_t arrival_ns, deadline_ns; /* CLOCK_MONOTONIC; a deadline of 0: none */
-  int32_t priority_level, unused[5];
+  int32_t priority_level, traced, unused[4];
 } lane_query; /* 64 bytes: front to engine */
 
 enum { LANE_REASON = 192 };

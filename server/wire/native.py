@@ -16,6 +16,12 @@ _POINTER, _SIZE, _U64, _I32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64,
 # An ended query as `RequestCounts.count_batch` takes it, its tenant, and what only C reads.
 ENDED = np.dtype([*ENDED_REQUEST.descr, ("tenant", "i4"), ("socket", "i4"), ("unused", "i4")])
 ENDED_ID = np.dtype([("size", "u1"), ("text", "V127")])  # what its client gave as its id
+ENDED_TRACE = np.dtype(  # a traced one; wire.h
+    [
+        *(("ended", ENDED), ("id", ENDED_ID), ("trace", "V16"), ("parent", "V8"), ("query", "u8"), ("sampled", "u1")),
+        *(("unused", "V7"), ("protocol", "i4"), ("unused_too", "i4")),
+    ]
+)
 SHARE = np.dtype([("rate", "f8"), ("burst", "f8"), ("kept", "i4"), ("most", "i4")])  # slots.h
 RATE_SPENT = -2
 INPUT = np.dtype(
@@ -171,6 +177,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result, arguments
     "wire_clear_plans": (None, _POINTER),
     "wire_clear_plans_of": (None, _POINTER, _I32),
     "wire_keep_ids": (None, _POINTER),
+    "wire_trace": (None, _POINTER, _U64),
+    "wire_take_traces": (ctypes.c_uint32, _POINTER, ctypes.c_int, _POINTER, ctypes.c_uint32, _POINTER),
     "wire_take_counts": (ctypes.c_uint32, _POINTER, ctypes.c_int, *[_POINTER] * 2, ctypes.c_uint32),
     "wire_budget_counts": (None, _POINTER, _POINTER),
     "wire_refusal_counts": (None, _POINTER, _POINTER, ctypes.c_uint32),

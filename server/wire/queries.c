@@ -1,5 +1,6 @@
 /* Requests with a plan: into a slot and to the engine, and from the engine's answer to the response. */
 #define _GNU_SOURCE
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -25,8 +26,9 @@ static ended_id shown_id(const protocol *protocol, const uint8_t *id, size_t id_
   return shown;
 }
 
-/* `id`: the request's, for the access log, if there is one. */
-static void keep(io_thread *thread, const protocol *protocol, const ended_query *ended, const uint8_t *id, size_t id_bytes) {
+/* `id`: the request's, for the access log, if there is one, and for its trace. */
+static void keep(io_thread *thread, const protocol *protocol, const ended_query *ended, const uint8_t *id, size_t id_bytes,
+                 const trace_context *trace) {
   pthread_mutex_lock(&thread->lock);
   enum { ROOM = 1 << 16 };
   if (!thread->ended) thread->ended = malloc(ROOM * sizeof *thread->ended);
@@ -38,6 +40,11 @@ static void keep(io_thread *thread, const protocol *protocol, const ended_query 
     thread->ended[thread->ended_count++] = *ended;
     thread->unsent++;
   }
+  if (trace->sampled) {
+    const ended_trace traced = {.ended = *ended, .id = shown_id(protocol, id, id_bytes), .trace = *trace,
+                                .protocol = protocol == &grpc_protocol ? GRPC : HTTP};
+    trace_keep(thread, &traced);
+  }
   const bool half_full = thread->ended_count == ROOM / 2;
   pthread_mutex_unlock(&thread->lock);
   if (half_full) post_notice(thread->wire, NOTICE_COUNTS);
@@ -48,7 +55,7 @@ static void count(const asker *asker, const plan *plan, const uint8_t *id, size_
   const int64_t now = now_ns();
   const ended_query ended = {.end_ns = now, .duration_ns = now - asker->arrival_ns, .batch = plan->batch,
                              .outcome = outcome, .reason = reason, .tenant = plan->tenant, .socket = -1};
-  keep(asker->connection->thread, asker->connection->protocol, &ended, id, id_bytes);
+  keep(asker->connection->thread, asker->connection->protocol, &ended, id, id_bytes, &asker->trace);
 }
 
 /* As stages.stage_times. The answer is counted before the client can have it, and ends later, in queries_sent. */
@@ -69,7 +76,14 @@ static void count_answer(io_thread *thread, const protocol *protocol, int socket
       .tenant = q->plan->tenant,
       .socket = socket,
   };
-  keep(thread, protocol, &ended, q->request_id, q->id_bytes);
+  keep(thread, protocol, &ended, q->request_id, q->id_bytes, &q->trace);
+}
+
+uint32_t query_timing(char *target, const query *of) {
+  const int64_t queue_us = of->queue_ns > 0 ? of->queue_ns / 1000 : 0;
+  const int64_t compute_us = of->compute_ns > 0 ? of->compute_ns / 1000 : 0;
+  return (uint32_t)snprintf(target, MOST_TIMING, "queue;dur=%lld.%03d, compute;dur=%lld.%03d", (long long)(queue_us / 1000),
+                            (int)(queue_us % 1000), (long long)(compute_us / 1000), (int)(compute_us % 1000));
 }
 
 void queries_sent(connection *at) {
@@ -118,13 +132,14 @@ static bool submit(asker *from, plan *plan, const request *request, int32_t slot
   query *q = malloc(sizeof *q + request->id_bytes);
   if (!q) return false;
   *q = (query){.asker = from, .plan = plan, .slot = slot, .arrival_ns = from->arrival_ns, .deadline_ns = deadline_ns};
-  q->id = atomic_fetch_add(&thread->wire->next_query, 1);
+  q->id = from->trace.query = atomic_fetch_add(&thread->wire->next_query, 1);
+  q->trace = from->trace;
   q->id_bytes = (uint32_t)request->id_bytes;
   if (q->id_bytes) memcpy(q->request_id, request->id, q->id_bytes);
   q->submitted_ns = now_ns();
   const lane_query record = {.query = q->id, .kind = LANE_INFER, .tenant = plan->tenant, .slot = slot,
                              .batch = plan->batch, .arrival_ns = q->arrival_ns, .deadline_ns = deadline_ns,
-                             .priority_level = plan->priority_level};
+                             .priority_level = plan->priority_level, .traced = q->trace.sampled};
   if (!lane_push(&link->lanes[thread->index], &record)) {
     free(q);
     return false;

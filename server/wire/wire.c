@@ -35,7 +35,7 @@ typedef struct { /* native.Requester */
  * the system gives no memory, descriptor or thread. */
 EXPORT wire *wire_start(const settings *given) {
   wire *new = calloc(1, sizeof *new);
-  if (!new || given->threads < 1 || given->threads > MOST_THREADS) return NULL;
+  if (!new || given->threads < 1 || given->threads > MOST_THREADS || given->trailers_bytes > MOST_TRAILERS) return NULL;
   new->listeners[GRPC] = (listener){&grpc_protocol, -1, NULL};
   new->listeners[HTTP] = new->listeners[ADMIN] = (listener){&http1_protocol, -1, NULL};
   new->home = given->home;
@@ -232,6 +232,29 @@ EXPORT uint32_t wire_take_counts(wire *of, int thread, ended_query *target, ende
   return count;
 }
 
+/* From here on queries are traced where their clients say so, and of those without a context so many of 2^64. */
+EXPORT void wire_trace(wire *of, uint64_t below) {
+  atomic_store(&of->trace_below, below);
+  atomic_store(&of->traces, true);
+}
+
+/* Moves up to `most` ended queries that were traced into `target`, and adds to `lost` how many there was no room for.
+ * Returns how many. */
+EXPORT uint32_t wire_take_traces(wire *of, int thread, ended_trace *target, uint32_t most, uint64_t *lost) {
+  io_thread *from = &of->thread[thread];
+  pthread_mutex_lock(&from->lock);
+  const uint32_t count = from->trace_count < most ? from->trace_count : most;
+  if (count) {
+    memcpy(target, from->traces, count * sizeof *target);
+    memmove(from->traces, from->traces + count, (from->trace_count - count) * sizeof *target);
+    from->trace_count -= count;
+  }
+  *lost += from->traces_lost;
+  from->traces_lost = 0;
+  pthread_mutex_unlock(&from->lock);
+  return count;
+}
+
 /* Of now: connections, bytes held; so far: connections refused for their number, and cut off for their slowness. */
 EXPORT void wire_budget_counts(const wire *of, uint64_t counts[4]) {
   const budgets *all = &of->budgets;
@@ -293,6 +316,7 @@ EXPORT void wire_stop(wire *of) {
     free(thread->free_call);
     free(thread->ended);
     free(thread->ended_ids);
+    free(thread->traces);
     free(thread->scratch);
     pthread_mutex_destroy(&thread->lock);
     pthread_cond_destroy(&thread->settled);

@@ -8,6 +8,7 @@
  *   queries.c         requests with a plan: into a slot, to the engine, and back as a response
  *   python_calls.c    calls of gRPC that Python handles: events to it, commands from it
  *   budgets.c         what clients may use up before anything is decided about their queries
+ *   traces.c          the contexts of traced queries
  *   plans.c, slots.c, lane.c, done_queries.c, buffer.c, tls.c
  */
 #ifndef VELTAIR_WIRE_H
@@ -29,6 +30,7 @@
 #include "plans.h"
 #include "slots.h"
 #include "tls.h"
+#include "traces.h"
 
 enum { MOST_THREADS = 64 };
 enum { GRPC, HTTP, ADMIN, LISTENERS }; /* ADMIN: over HTTP, but no inference */
@@ -55,6 +57,7 @@ typedef struct {
   struct connection *connection;
   struct query *query;             /* NULL: none has begun */
   int64_t arrival_ns, deadline_ns; /* 0: none */
+  trace_context trace;
 } asker;
 
 /* A request that may have a plan, where it was received. */
@@ -75,6 +78,7 @@ typedef struct query {
   int64_t arrival_ns, deadline_ns; /* 0: none */
   int64_t submitted_ns;
   int64_t queue_ns, compute_ns;    /* once it is done: from its arrival to its first block, and in blocks */
+  trace_context trace;
   bool aborted;                    /* the engine has been told */
   uint32_t id_bytes;
   uint8_t request_id[]; /* request.id */
@@ -93,6 +97,14 @@ typedef struct {
   uint8_t size;
   uint8_t text[127]; /* cut where it is longer */
 } ended_id;
+
+/* A traced query that has ended. */
+typedef struct {
+  ended_query ended;
+  ended_id id;
+  trace_context trace;
+  int32_t protocol, unused; /* GRPC or HTTP */
+} ended_trace; /* native.ENDED_TRACE */
 
 enum { COUNTED_OK, COUNTED_INVALID, COUNTED_OVERLOADED, COUNTED_DEADLINE, COUNTED_CANCELLED, COUNTED_FAILED };
 enum { DONE, REJECTED, CANCELLED, FAILED, WORKER_DIED, OUTCOMES }; /* of the engine: lane.OUTCOMES */
@@ -216,6 +228,10 @@ typedef struct io_thread {
   ended_query *ended;
   ended_id *ended_ids; /* beside `ended`; NULL as long as there is no access log */
   uint32_t ended_count, unsent; /* the last of them are not sent yet */
+  /* Likewise, of traced queries. */
+  ended_trace *traces; /* MOST_TRACES of them; NULL before the first */
+  uint32_t trace_count, traces_lost;
+  uint64_t chance; /* traces.c: where its sequence stands */
   uint8_t *scratch; /* a response that is put together */
   size_t scratch_bytes;
   int64_t date_s; /* the second that `date` names */
@@ -230,6 +246,8 @@ typedef struct {
 
 typedef struct call_event call_event;
 
+enum { MOST_TRAILERS = 64 };
+
 typedef struct wire {
   int threads;
   io_thread *thread;
@@ -240,6 +258,8 @@ typedef struct wire {
   const char *uvicorn_secret; /* by which it knows that a connection is ours */
   atomic_bool names_callers;  /* a plan is for one caller alone */
   atomic_bool keeps_ids;      /* there is an access log */
+  atomic_bool traces;         /* queries may be traced */
+  atomic_uint_fast64_t trace_below; /* of 2^64: so many of those without a context of their own are */
   size_t max_message_bytes, max_body_bytes;
   budgets budgets;
   plan_table *plans;
@@ -249,7 +269,7 @@ typedef struct wire {
   int32_t refusal_count;
   status outcome_status[OUTCOMES];
   const char *infer_path, *tenant_header, *hosts;
-  const uint8_t *head, *trailers; /* header blocks of an answer */
+  const uint8_t *head, *trailers; /* header blocks of an answer; the second has MOST_TRAILERS bytes at most */
   size_t head_bytes, trailers_bytes;
   pthread_mutex_t lock;
   call_event *first_event, **last_event;
@@ -271,6 +291,10 @@ void thread_wake(io_thread *thread);
 
 /* lingering.c */
 void linger(connection *at); /* reads on into nothing; its protocol has been closed */
+
+/* traces.c */
+enum { MOST_TRACES = 4096 /* of a thread, until Python takes them; more are lost */ };
+void trace_keep(io_thread *thread, const ended_trace *ended); /* under the thread's lock */
 
 /* grpc_connection.c */
 extern const protocol grpc_protocol;
@@ -304,6 +328,9 @@ enum foreseen query_foresee(asker *from, const plan_key *key, uint64_t more);
 /* Whether the request became a query or was refused, which may free the asker; if not, Python has to look at it. */
 bool query_begin(asker *from, const request *request);
 void query_abandon(query *query); /* the client left */
+/* The value of Server-Timing, as stages.server_timing writes it. Returns its size; `target` has MOST_TIMING bytes. */
+enum { MOST_TIMING = 80 };
+uint32_t query_timing(char *target, const query *of);
 void queries_end(io_thread *thread); /* all that the engine has answered */
 void queries_sent(connection *at);   /* what it has to send is with the socket, as far as that takes it */
 void queries_expire(io_thread *thread, int64_t now);

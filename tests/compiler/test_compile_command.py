@@ -89,6 +89,22 @@ def test_a_wrong_option_is_named(tmp_path: Path, options: list[str], says: str, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_artifact_that_is_there_is_replaced_on_request_alone(tmp_path: Path, told: Told) -> None:
+    model, out = image_model(tmp_path / "tiny.onnx"), tmp_path / "out"
+    out.mkdir()  # an empty folder is nothing to keep
+    command = ("compile", model, "--out", out, "--trials", 0, "--precision", "fp32", "--levels", "model")
+    code, _, errors = told(*command)
+    assert code == 0, errors
+    digest = load_artifact(out).digest
+    code, output, errors = told(*command, "--qos-ms", 77)
+    assert (code, output) == (2, "")
+    assert errors.endswith(f"{out}: is there already; --force overwrites it\n")
+    assert load_artifact(out).digest == digest
+    code, _, errors = told(*command, "--qos-ms", 77, "--force")
+    assert code == 0, errors
+    assert load_artifact(out).manifest.qos_ns == 77_000_000
+
+
 def test_no_onnx_no_artifact(tmp_path: Path, told: Told) -> None:
     (tmp_path / "m.onnx").write_bytes(b"not a model")
     code, _, errors = told("compile", tmp_path / "m.onnx", "--out", tmp_path / "out")

@@ -36,6 +36,7 @@ WALL_CLOCK = {
 SHOWN = {
     ("server/front/logs/access_log.py", "time.time_ns"),  # when a request ended, in its line
     ("server/front/logs/access_log.py", "time.time"),
+    ("server/front/tracing/otlp.py", "time.time_ns"),  # when a span began
     ("server/front/metrics.py", "time.time_ns"),  # when the last inference of a model was
     ("server/front/request_counts.py", "time.time_ns"),
     ("server/front/monitor/dashboard.py", "time.time"),  # what the browser's clock is compared with

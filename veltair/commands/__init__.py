@@ -13,6 +13,8 @@ from veltair.errors import ConfigError
 
 
 def refuse_to_overwrite(path: Path | None, *, force: bool) -> None:
-    """Before any work is done for it. Raises ConfigError for a file that is there."""
-    if path is not None and path.exists() and not force:
+    """Before any work is done for it. Raises ConfigError for a file that is there, or a folder that is not empty."""
+    if path is None or force or not path.exists():
+        return
+    if not path.is_dir() or any(path.iterdir()):
         raise ConfigError(f"{path}: is there already; --force overwrites it")

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from veltair.api.compiling import ReportedProgress
+from veltair.commands import refuse_to_overwrite
 from veltair.errors import ConfigError
 from veltair.machine.isa import ISAS
 from veltair.profiles.artifact.artifact_folder import Artifact
@@ -38,6 +39,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="an ONNX file, or a folder with a SavedModel")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder of the artifact")
+    parser.add_argument("--force", action="store_true", help="replace the artifact that is there")
     parser.add_argument("--name", help="name of the model; default: the file's stem")
     parser.add_argument(
         "--qos-ms", type=float, help="latency target; default: the file's, or three times what the model takes"
@@ -114,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{option}: expected {least} or more, found {value}")
     if args.qos_ms is not None and not 0 < args.qos_ms < 1e9:
         raise ConfigError(f"--qos-ms: expected a positive number of milliseconds, found {args.qos_ms}")
+    refuse_to_overwrite(args.out, force=args.force)
     from veltair.compiler.build import compile_model  # loads TVM's compiler: half a second
     from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, checked_room
     from veltair.compiler.onnx.saved_model import as_onnx

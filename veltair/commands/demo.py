@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -25,30 +26,32 @@ LOOK_S = 60.0  # that the dashboard stays after the load, where a person watches
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", type=Path, default=Path("demo"), help="where models and artifacts go (default: demo)")
     parser.add_argument("--scenario", default="demo", help="a file, or the name of one of ours (default: demo)")
+    parser.add_argument("--json", action="store_true", help="the result as one JSON object; all else goes to stderr")
     parser.epilog = """\
 examples:
   veltair demo
-  veltair demo --dir /tmp/demo"""
+  veltair demo --dir /tmp/demo
+  veltair demo --json > demo.json"""
 
 
 def run(args: argparse.Namespace) -> int:
     scenario = find_scenario(args.scenario)
-    console = Console()
+    console = Console(stderr=args.json)
     folder: Path = args.dir.resolve()
     (folder / "models").mkdir(parents=True, exist_ok=True)
     for name in MODELS:
         model = folder / "models" / f"{name}.onnx"
         if not model.exists():
             console.rule(f"[bold]build {name}", align="left")
-            _veltair("zoo", name, "--out", str(model))
+            _veltair(console, "zoo", name, "--out", str(model))
         artifact = folder / "artifacts" / name
         if not artifact.exists():
             console.rule(f"[bold]compile {name}", align="left")
-            _veltair("compile", str(model), "--out", str(artifact), "--name", name)
+            _veltair(console, "compile", str(model), "--out", str(artifact), "--name", name)
     config = folder / "serve.toml"
     config.write_text(_config(folder), "utf-8")
     console.rule("[bold]serve and load", align="left")
-    return _serve_and_load(config, scenario, folder, console)
+    return _serve_and_load(config, scenario, folder, console, as_json=args.json)
 
 
 def _config(folder: Path) -> str:
@@ -56,7 +59,7 @@ def _config(folder: Path) -> str:
     return '[server]\nhttp = "127.0.0.1:0"\ngrpc = "127.0.0.1:0"\n\n' + "\n".join(tenants)
 
 
-def _serve_and_load(config: Path, scenario: Path, folder: Path, console: Console) -> int:
+def _serve_and_load(config: Path, scenario: Path, folder: Path, console: Console, *, as_json: bool) -> int:
     log = folder / "daemon.log"
     with log.open("wb") as errors:
         daemon = subprocess.Popen(
@@ -73,9 +76,9 @@ def _serve_and_load(config: Path, scenario: Path, folder: Path, console: Console
         with tempfile.TemporaryDirectory() as scratch:
             here = Path(scratch) / "demo.toml"
             here.write_text(text, "utf-8")
-            code = subprocess.run([sys.executable, "-m", "veltair.cli", "load", str(here)], check=False).returncode
+            code, report = _load(here, as_json=as_json)
         _say_next(console, config)
-        if console.is_terminal:
+        if console.is_terminal and not as_json:
             console.print(f"the dashboard stays for a minute: http://{ready['http']}/admin  (Ctrl-C ends it)")
             stay(daemon, LOOK_S)
     finally:
@@ -83,7 +86,20 @@ def _serve_and_load(config: Path, scenario: Path, folder: Path, console: Console
             daemon.send_signal(signal.SIGTERM)
         stopped = daemon.wait(READY_S)
     console.print("the daemon drained and stopped" if stopped == 0 else f"[red]the daemon ended with code {stopped}")
+    if as_json:
+        artifacts = {name: str(folder / "artifacts" / name) for name in MODELS}
+        facts = {"config": str(config), "artifacts": artifacts, "load": report, "daemon_exit_code": stopped}
+        print(json.dumps({"ok": not (code or stopped)} | facts))
     return code or stopped
+
+
+def _load(scenario: Path, *, as_json: bool) -> tuple[int, Any]:
+    """The exit code of `veltair load`, and with `as_json` its report; None where it gave none."""
+    command = [sys.executable, "-m", "veltair.cli", "load", str(scenario)]
+    if not as_json:
+        return subprocess.run(command, check=False).returncode, None
+    done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, check=False)
+    return done.returncode, json.loads(done.stdout) if done.stdout else None
 
 
 def _say_next(console: Console, config: Path) -> None:
@@ -108,7 +124,9 @@ def stay(daemon: subprocess.Popen[bytes], seconds: float) -> None:
         daemon.wait(READY_S)
 
 
-def _veltair(*arguments: str) -> None:
-    code = subprocess.run([sys.executable, "-m", "veltair.cli", *arguments], check=False).returncode
+def _veltair(output: Console, *arguments: str) -> None:
+    """Run a command whose results go where those of the demo do not: its own result is one object of JSON."""
+    command = [sys.executable, "-m", "veltair.cli", *arguments]
+    code = subprocess.run(command, stdout=sys.stderr if output.stderr else None, check=False).returncode
     if code:
         raise VeltairError(f"veltair {' '.join(arguments)} ended with code {code}")

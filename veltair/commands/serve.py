@@ -43,6 +43,8 @@ from veltair.server.front.monitor.dashboard import Dashboard
 from veltair.server.front.monitor.event_history import EventHistory
 from veltair.server.front.monitor.hour_history import HourHistory
 from veltair.server.front.plan_learner import PlanLearner
+from veltair.server.front.tracing.query_traces import QueryTraces
+from veltair.server.front.tracing.start import otlp_collector, start_sender, trace_counts
 from veltair.server.ipc.daemon_events import EventKind
 from veltair.server.ipc.json_lines import event
 from veltair.server.ipc.process_setup import log_to_stderr, set_nice
@@ -52,6 +54,7 @@ from veltair.server.protocol.origin_check import OriginCheck, known_hosts
 from veltair.server.service_manager import ServiceManager
 from veltair.server.wire import native
 from veltair.server.wire.io_threads import IoThreads
+from veltair.server.wire.thread_traces import ThreadTraces
 
 NICE = -5  # where allowed: above the workers, since a request or response that waits for a core is lost time
 
@@ -111,7 +114,9 @@ def _configuration(args: argparse.Namespace) -> ServeConfig:
 
 
 def check(config: ServeConfig, *, as_json: bool) -> int:
-    """Check the artifacts of the configuration, and say what would be served. Returns 0; raises ArtifactError."""
+    """Check the artifacts of the configuration, and say what would be served. Returns 0; raises UserError."""
+    if config.server.otel is not None:
+        otlp_collector()
     found = {tenant.name: load_artifact(Path(tenant.artifact)) for tenant in config.tenants}
     if as_json:
         print(json.dumps({"ok": True, "tenants": {name: artifact.digest for name, artifact in found.items()}}))
@@ -193,6 +198,19 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
                 if threads is not None:
                     threads.log_ended(log.add_ended)
                     held.callback(asyncio.create_task(log.follow(metrics.refresh)).cancel)
+            if config.server.otel is not None:
+                sender = held.enter_context(start_sender(config.server.otel, service.version))
+                traces = service.traces = QueryTraces(
+                    sender.add,
+                    config.server.otel_ratio,
+                    metrics.tenant_of,
+                    lambda name: metrics.tenants[name].model,
+                    None if threads is None else ThreadTraces(threads, config.server.otel_ratio),
+                )
+                client.on_traced, metrics.traces = traces.add_blocks, partial(trace_counts, sender, traces)
+                if threads is not None:
+                    threads.on_drained = traces.take
+                held.callback(asyncio.create_task(traces.follow()).cancel)
             if as_lines:
                 held.callback(asyncio.create_task(RefusalBursts(metrics).follow()).cancel)
             metrics.build = describe_build(config.server.policy)
@@ -233,6 +251,8 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
             manager.stopping("draining")
             lame_duck_s = config.server.lame_duck_s if stop.is_set() else 0.0
             await leave(client, grpc_front, stop_now, lame_duck_s, events.add)
+            if service.traces is not None:
+                service.traces.settle(last=True)
             await dashboard.close()
             http.should_exit = True
             await asyncio.gather(http_task, grpc_front.stop(FLUSH_S))

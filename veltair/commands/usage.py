@@ -21,6 +21,7 @@ from veltair.terminal import result_console
 MOST_INPUTS = 8  # of a snippet; models with more are asked by `veltair query`
 LENGTH_BYTES = 4  # before each string
 MOST_MODELS, MOST_PORTS = 8, 6  # whose inputs and outputs are printed, and of each
+MOST_SNIPPETS = 3  # models that get snippets of their own
 
 
 def announce(
@@ -53,8 +54,19 @@ def announce(
             if len(ports) > MOST_PORTS:
                 console.print(f"  {side:<6}  … {len(ports)} in all", markup=False, soft_wrap=True)
     if tenants and config.server.tls is None and not config.clients:
-        name, tenant = next(iter(tenants.items()))
-        console.print(f"\n{snippets(name, tenant.artifact.manifest, http, grpc)}", markup=False, soft_wrap=True)
+        shown = islice(tenants.items(), MOST_SNIPPETS if len(tenants) <= MOST_SNIPPETS else 1)
+        for name, tenant in shown:
+            console.print(f"\n{snippets(name, tenant.artifact.manifest, http, grpc)}", markup=False, soft_wrap=True)
+        if len(tenants) > MOST_SNIPPETS:
+            console.print(f"\n{_how_to_ask_others(grpc)}", markup=False, soft_wrap=True)
+
+
+def _how_to_ask_others(grpc: str) -> str:
+    return (
+        "# any other model: once, by its name; and the same snippets for it\n"
+        f"veltair query grpc://{grpc} NAME --random\n"
+        "veltair inspect ARTIFACT"
+    )
 
 
 def snippets(model: str, manifest: Manifest, http: str, grpc: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
+from veltair.commands import refuse_to_overwrite
 from veltair.errors import ConfigError
 from veltair.terminal import Column, ResultTable, result_console
 from veltair.zoo.recommendation.dlrm import DlrmShape
@@ -31,6 +32,7 @@ _SHAPE = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", type=_underscored, help=f"{', '.join(ZOO)}; none: list them")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the .onnx file to write (default NAME.onnx)")
+    parser.add_argument("--force", action="store_true", help="overwrite the file that is there")
     parser.add_argument("--seed", type=int, default=0, help="of the weights (default 0)")
     parser.add_argument(
         "--rows",
@@ -65,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
         given["rows"] = args.rows
     shape = DlrmShape(**given) if given else None
     out = args.out or Path(f"{args.name}.onnx")
+    for path in (out, out.with_suffix(".features.toml")) if args.name in RECOMMENDERS else (out,):
+        refuse_to_overwrite(path, force=args.force)
     columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(args.name, total=None)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
@@ -93,6 +93,7 @@ class ServerCall(Stream):
         self._drained: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._head_sent = self._all_received = False
+        self._trailers: Sequence[Field] = ()
 
     # The context
 
@@ -105,6 +106,10 @@ class ServerCall(Stream):
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
         raise AbortError(code, details)
+
+    def set_trailing_metadata(self, fields: Sequence[Field]) -> None:
+        """What a call that ends well sends behind its responses."""
+        self._trailers = fields
 
     async def write(self, message: Any) -> None:
         """Send a response; returns once it and those before it have been handed to the transport."""
@@ -246,7 +251,7 @@ class ServerCall(Stream):
             self.queue(DATA, data)
 
     def _finish(self, code: grpc.StatusCode, text: str) -> None:
-        trailers = ANSWER_TRAILERS
+        trailers = ANSWER_TRAILERS + hpack.encode(self._trailers)
         if code is not grpc.StatusCode.OK:
             number, _ = code.value
             detail = quote(text[:MAX_DETAIL], safe=" !#$&'()*+,/:;=?@[]\"<>\\^`{|}")

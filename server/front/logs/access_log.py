@@ -59,7 +59,7 @@ class AccessLog:
         models = {number: None if name is None else self._model_of(name) for number, name in names.items()}
 
         def lines() -> list[bytes]:
-            rows = zip(shown_ids(ids), _ended_rows(ended), strict=True)
+            rows = zip(shown_ids(ids), ended_rows(ended), strict=True)
             return [
                 _line(wall_ns + end_ns, request_id, names[number], models[number], outcome, status, reason, stages, ns)
                 for request_id, (number, end_ns, outcome, status, reason, stages, ns) in rows
@@ -97,7 +97,7 @@ class AccessLog:
                 self._lost = lost
 
 
-def _ended_rows(ended: NDArray[Any]) -> Iterator[tuple[int, int, str, int, str | None, Sequence[int], int]]:
+def ended_rows(ended: NDArray[Any]) -> Iterator[tuple[int, int, str, int, str | None, Sequence[int], int]]:
     """(tenant's number, end on the monotonic clock, outcome, status, reason, stages, duration) of each."""
     columns = [ended[name].tolist() for name in ("tenant", "end_ns", "outcome", "reason", "stage_ns", "duration_ns")]
     for number, end_ns, code, why, stages, duration_ns in zip(*columns, strict=True):

@@ -35,6 +35,19 @@ static enum head_state read_head(http1_head *head, const uint8_t *bytes, size_t 
   return found;
 }
 
+/* Of any bytes as of a head: with whole numbers where the query is traced. */
+static void read_trace(const uint8_t *bytes, size_t size) {
+  static wire owner;
+  static io_thread thread = {.wire = &owner, .chance = 1};
+  uint8_t *const copy = copied(bytes, size);
+  const trace_context found = trace_of_head(&thread, copy, size);
+  uint8_t trace = 0, parent = 0;
+  for (size_t i = 0; i < sizeof found.trace; i++) trace |= found.trace[i];
+  for (size_t i = 0; i < sizeof found.parent; i++) parent |= found.parent[i];
+  if (!found.sampled != !trace || !found.sampled != !parent) abort();
+  free(copy);
+}
+
 static void read_json(const uint8_t *bytes, size_t size) {
   uint8_t *const copy = copied(bytes, size);
   request found = {0};
@@ -87,6 +100,7 @@ static bool examine(const uint8_t *bytes, size_t size, bool request) {
     found = read_head(&parts, bytes, taken, request);
   }
   if (size && found != expected) abort();
+  read_trace(bytes, size);
   if (found == HEAD_COMPLETE && memcmp(&whole, &parts, sizeof whole)) abort();
   for (int i = 0; i < 4; i++) read_json(bytes + chance(size + 1), 0);
   const size_t begin = chance(size + 1);

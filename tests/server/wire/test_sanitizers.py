@@ -23,7 +23,7 @@ TESTS = [
     f"test_native_{name}.py" for name in ("queries", "ends", "deadlines", "shared_memory", "stop", "strings", "tls")
 ]
 TESTS += [f"test_http1{part}.py" for part in ("", "_chunked", "_connections", "_ends", "_forward")]
-TESTS += ["test_lingering.py"]
+TESTS += ["test_lingering.py", "test_server_timing.py", "test_native_traces.py"]
 WAIT_S = 1200  # for the tests of a sanitizer: a minute where nothing else runs
 OPTIONS = {
     # Leaks are looked for, and are no failure: Python's are many.

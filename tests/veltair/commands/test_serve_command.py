@@ -37,17 +37,39 @@ def test_a_written_configuration_is_right_and_says_every_key(
     assert capsys.readouterr().err == "veltair init: serve.toml: File exists\n"
 
 
-def test_artifacts_without_a_configuration(artifacts: Path) -> None:
-    command = [sys.executable, "-m", "veltair.cli", "serve", artifacts / "mlp", "--http", "127.0.0.1:0"]
-    command += ["--grpc", "127.0.0.1:0", "--attached"]
+def said_at_start(*arguments: str | Path) -> str:
+    """All that `veltair serve` prints, until it has been told to end."""
+    command = [sys.executable, "-m", "veltair.cli", "serve", *arguments, "--attached"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as daemon:
         assert daemon.stdout is not None and daemon.stdin is not None
         lines = [daemon.stdout.readline().decode() for _ in range(4)]
         daemon.stdin.close()
         text = "".join(lines) + daemon.stdout.read().decode()
     assert daemon.returncode == 0
+    return text
+
+
+ANYWHERE = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0")
+
+
+def test_artifacts_without_a_configuration(artifacts: Path) -> None:
+    text = said_at_start(artifacts / "mlp", *ANYWHERE)
     assert "veltair serves mlp" in text and "/admin" in text
     assert "input   x  float32 (batch, 16)" in text and "veltair query grpc://127.0.0.1:" in text
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_few_models_get_snippets_each_and_of_many_the_first(artifacts: Path, tmp_path: Path, count: int) -> None:
+    config = '[server]\nhttp = "127.0.0.1:0"\ngrpc = "127.0.0.1:0"\n'
+    names = [f"m{number}" for number in range(count)]
+    for name in names:
+        config += f'[[tenants]]\nname = "{name}"\nartifact = "{artifacts / "mlp"}"\n'
+    (tmp_path / "serve.toml").write_text(config)
+    text = said_at_start(tmp_path / "serve.toml")
+    asked = re.findall(r"(?m)^veltair query grpc://127\.0\.0\.1:\d+ (\w+) --random$", text)
+    assert asked == (names if count == 3 else ["m0", "NAME"])
+    assert ("veltair inspect ARTIFACT" in text) == (count == 4)
+    assert text.count("curl -s") == (3 if count == 3 else 1)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from veltair.cli import COMMANDS, build_parser, main
+from veltair.commands.shell.manual import man_page
 
 ELSEWHERE = (">", "|")  # where the shell's part of an example begins
 
@@ -50,6 +54,18 @@ def test_bash_completes_commands_options_and_choices(capsys: pytest.CaptureFixtu
     assert complete("veltair", "comp") == ["compile", "completion"]
     assert complete("veltair", "serve", "--gr") == ["--grpc"]
     assert complete("veltair", "load", "demo", "--engine", "ml") == ["mlperf"]
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="other Pythons word some options otherwise")
+def test_the_man_page_that_wheels_bring_is_that_of_the_parsers(
+    parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make man` writes it."""
+    shipped = (Path(__file__).parents[3] / "docs" / "man" / "veltair.1").read_text("utf-8")
+    for columns in ("40", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert man_page(parser) == shipped
+        assert os.environ["COLUMNS"] == columns
 
 
 def test_the_man_page_has_every_command_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:

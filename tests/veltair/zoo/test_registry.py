@@ -116,7 +116,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "seed": 5,
         "files": {str(p): p.stat().st_size for p in (path, external_tensors.data_path(path))},
     }
-    assert main(["zoo", "dlrm", "--out", str(path), *sizes]) == 0
+    before = path.read_bytes()
+    assert main(["zoo", "dlrm", "--out", str(path), *sizes]) == 2
+    assert capsys.readouterr().err == f"veltair zoo: {path}: is there already; --force overwrites it\n"
+    assert path.read_bytes() == before
+    assert main(["zoo", "dlrm", "--out", str(path), "--force", *sizes]) == 0
     assert str(path) in capsys.readouterr().out
 
 

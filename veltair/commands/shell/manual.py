@@ -1,8 +1,11 @@
-"""`veltair man`: the man page, made from the parsers of all commands."""
+"""`veltair man`: the man page, made from the parsers of all commands. Wheels bring it as share/man/man1/veltair.1."""
 
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from argparse_manpage.manpage import Manpage
 
@@ -19,13 +22,32 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     """Print the page in troff's man macros."""
-    parser: argparse.ArgumentParser = args.whole_parser()
-    page = Manpage(parser)
-    page.description = "multi-tenant inference on one CPU machine"
-    page.source, page.manual = f"veltair {veltair.__version__}", "User Commands"
-    page.add_section("examples", "=", _examples(parser))  # the library leaves out the ends of the commands' helps
-    print(page, end="")
+    print(man_page(args.whole_parser()), end="")
     return 0
+
+
+def man_page(parser: argparse.ArgumentParser) -> str:
+    """The same text on each day, for a terminal of any width: a test compares it with the file that is shipped."""
+    with _width("80"):
+        page = Manpage(parser)
+        page.description = "multi-tenant inference on one CPU machine"
+        page.date, page.source, page.manual = "", f"veltair {veltair.__version__}", "User Commands"
+        page.add_section("examples", "=", _examples(parser))  # the library leaves out the ends of the commands' helps
+        return str(page)
+
+
+@contextmanager
+def _width(columns: str) -> Iterator[None]:
+    """The width that argparse wraps at, which it takes from the environment."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = columns
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
 
 
 def _examples(parser: argparse.ArgumentParser) -> str:

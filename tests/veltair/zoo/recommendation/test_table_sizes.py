@@ -37,10 +37,13 @@ def test_the_command_says_what_was_cut(tmp_path: Path, capsys: pytest.CaptureFix
     words = capsys.readouterr().out
     assert "tables were cut (--rows 30000)" in words
     assert "user_mf … user_mlp: 30,000 of 140,000 rows" in words and "item_mf" not in words
-    assert main(["zoo", "recom-e", "--out", str(path), "--rows", "50", "--json"]) == 0
+    assert main(["zoo", "recom-e", "--out", str(path), "--rows", "50", "--json", "--force"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert list(facts["files"]) == [str(path), str(tmp_path / "n.features.toml")]
     assert facts["cut"][-1] == {"first": "large0", "last": "large4", "published": 1 << 23, "rows": 50}
+    path.unlink()
+    assert main(["zoo", "recom-e", "--out", str(path), "--rows", "50"]) == 2
+    assert "n.features.toml: is there already" in capsys.readouterr().err
 
 
 def test_bad_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
