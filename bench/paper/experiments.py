@@ -1,7 +1,7 @@
 """The paper's experiments on the simulator: the numbers that `bench.paper.figures` draws.
 
 Each function runs one experiment on the model of the paper's machine and returns its results by policy and load. Peaks
-are found with three seeds. A policy that takes only as many cores as the target needs is late as soon as a co-runner
+are found with two seeds. A policy that takes only as many cores as the target needs is late as soon as a co-runner
 comes, so each policy plans with the share of the target that suits it best; other seeds choose that share than those
 that score it.
 
@@ -11,7 +11,7 @@ How the paper is read stands in `bench.paper.readings`. `@domains` behind a poli
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
@@ -43,16 +43,16 @@ WORKLOADS = ("light", "medium", "heavy", "mix")
 GRANULARITIES = ("fcfs", "layerwise", "block-6", "block-11")
 STACKS = ("prema", "planaria", "veltair-as", "veltair-ac", "veltair-full", "veltair")
 PLANARIAS = ("planaria", "planaria@keeps-late", "layerwise", "layerwise@sheds-late")
-SEEDS = (1, 2, 3)
+SEEDS = (1, 2)
 CHOOSING = (101,)  # seeds that choose the planned share, disjoint from those that score it
 VARIANTS = ("veltair-full@passing", "veltair-full@domains")
 SHARES = (1.0, 0.8, 0.65, 0.5)  # of each target, tried as the planned share
 PLANNED = 0.8  # the share where none is searched
-QUERIES = 1500  # of one run
-SMALL = 1000  # of one run of a table with many rows
-TRIAL_WIDTH, PEAK_WIDTH = 0.06, 0.012  # of the final bracket, relative to its lower end
+QUERIES = 1000  # of one run and seed
+SMALL = 600  # of one run of a table with many rows
+TRIAL_WIDTH, PEAK_WIDTH = 0.04, 0.015  # of the final bracket, relative to its lower end
 STEP, GIVE_UP = 1.08, 0.2  # from one factor to the next before there is a bracket; the share of the first to go down to
-TRIAL = 400  # of one run that only searches the best share
+TRIAL = 500  # of one run that only searches the best share
 FIXED_SHARE = {"prema", "veltair"}  # one takes all cores, the other leaves a part of the target unplanned itself
 RESNET_MS = 15.0
 
@@ -85,7 +85,7 @@ def peak(
     small: bool = False,
 ) -> Peak:
     """`readings`: fields of `Readings` that differ from the paper's text. `pooled`: the percentile of all queries
-    together, else of each tenant's. `small`: two seeds of fewer queries, for tables with many rows.
+    together, else of each tenant's. `small`: one seed of `SMALL` queries, for tables with many rows.
     """
     read = Readings(**(readings or {}))  # type: ignore[arg-type]
     name = policy_name(policy.removesuffix("@domains"), read)
@@ -106,16 +106,29 @@ def peak(
             except StopIteration:
                 return best
 
-    shares = (1.0,) if policy in FIXED_SHARE else SHARES
-    tried = {share: search(share, CHOOSING, TRIAL, bisect_scale(TRIAL_WIDTH)) for share in shares}
-    share = max(tried, key=lambda share: it.scale if (it := tried[share]) else 0.0)
-    near = it.scale if (it := tried[share]) else 1.0
-    held = search(share, SEEDS[:2] if small else SEEDS, SMALL if small else QUERIES, bracket_scale(near))
-    trials = {str(share): it.qps if it else 0.0 for share, it in tried.items()}
+    def trial(share: float) -> float:
+        held = search(share, CHOOSING, TRIAL, bisect_scale(TRIAL_WIDTH))
+        trials[str(share)] = held.qps if held else 0.0
+        return held.scale if held else 0.0
+
+    trials: dict[str, float] = {}
+    share, near = (1.0, trial(1.0)) if policy in FIXED_SHARE else best_share(trial)
+    seeds, queries = (SEEDS[:1], SMALL) if small else (SEEDS, QUERIES)
+    held = search(share, seeds, queries, bracket_scale(near or 1.0))
     common = (workload, policy, percentile, versions, pooled, share, trials)
     if held is None:
         return Peak(*common, 0.0, 0.0, 0.0, {}, {})
     return Peak(*common, held.qps, *_cost(held), _means(held), _rates(held))
+
+
+def best_share(trial: Callable[[float], float]) -> tuple[float, float]:
+    """Returns the planned share with the highest peak, and that peak: from the two in the middle towards the better."""
+    tried = {share: trial(share) for share in SHARES[1:3]}
+    step = 1 if tried[SHARES[2]] > tried[SHARES[1]] else -1
+    last = SHARES[3] if step == 1 else SHARES[0]
+    tried[last] = trial(last)
+    best = max(tried, key=tried.__getitem__)
+    return best, tried[best]
 
 
 def bracket_scale(near: float) -> Generator[float, bool, None]:
