@@ -41,18 +41,19 @@ from veltair.simulation.simulation_scenario import (
 MACHINE = "threadripper-3990x"  # the paper's
 WORKLOADS = ("light", "medium", "heavy", "mix")
 GRANULARITIES = ("fcfs", "layerwise", "block-6", "block-11")
-STACKS = ("prema", "planaria", "veltair-as", "veltair-ac", "veltair-full", "veltair")
-PLANARIAS = ("planaria", "planaria@keeps-late", "layerwise", "layerwise@sheds-late")
+STACKS = ("prema", "planaria", "layerwise", "veltair-as", "veltair-ac", "veltair-full", "veltair")
 SEEDS = (1, 2)
 CHOOSING = (101,)  # seeds that choose the planned share, disjoint from those that score it
-VARIANTS = ("veltair-full@passing", "veltair-full@domains")
+VARIANTS = ("planaria@keeps-late", "layerwise@sheds-late", "veltair-full@passing", "veltair-full@domains")
+COMPARED = (*STACKS, *VARIANTS)
+POOLED = ("planaria", "layerwise", "veltair-full", "veltair")
 SHARES = (1.0, 0.8, 0.65, 0.5)  # of each target, tried as the planned share
 PLANNED = 0.8  # the share where none is searched
-QUERIES = 1000  # of one run and seed
-SMALL = 600  # of one run of a table with many rows
-TRIAL_WIDTH, PEAK_WIDTH = 0.04, 0.015  # of the final bracket, relative to its lower end
+QUERIES = 800  # of one run and seed
+SMALL = 500  # of one run of a table with many rows
+TRIAL_WIDTH, PEAK_WIDTH = 0.05, 0.02  # of the final bracket, relative to its lower end
 STEP, GIVE_UP = 1.08, 0.2  # from one factor to the next before there is a bracket; the share of the first to go down to
-TRIAL = 500  # of one run that only searches the best share
+TRIAL = 300  # of one run that only searches the best share
 FIXED_SHARE = {"prema", "veltair"}  # one takes all cores, the other leaves a part of the target unplanned itself
 RESNET_MS = 15.0
 
