@@ -94,7 +94,8 @@ def scenario_models(
         analytic = model_profiles(shapes, machine, targets, cores=cores, versions=versions, levels_on=levels_on)
         for (model, batch), shape in wanted.items():
             each, by_batch = analytic[shape.model], found.setdefault(model, [])
-            profile, folded = replace(each.profile, model=model, batch=batch), ()
+            profile = replace(each.profile, model=model, batch=batch)
+            folded: tuple[FoldedLayer, ...] = ()
             if scenario.load.layers == "products":
                 folded = by_batch[0].folded if by_batch else fold_layers(shape, profile)
                 profile = fold_profile(profile, folded)
