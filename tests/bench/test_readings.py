@@ -88,4 +88,4 @@ def test_the_tables_have_gains_over_both_planarias() -> None:
         "| FULL over layer-wise (3.2's Planaria) | +140 % |",
         "| the paper's FULL over Planaria | +68 % |",
     ]
-    assert ablations.readings_table(data).splitlines()[2:] == ["| all together | 100 | 50 | 120 | +20 / +140 % |"]
+    assert ablations.readings_table(data).splitlines()[2:] == ["| all together | 100 | 50 | 120 | +20 % / +140 % |"]
