@@ -198,9 +198,7 @@ def costs_of(simulation: Simulation, model: str) -> ProfileCosts:
 
 
 def resnet_simulation() -> Simulation:
-    return _build(
-        SimulationScenario((TenantWorkload(name="resnet50", model="resnet50", qps=1.0, target_ms=RESNET_MS),))
-    )
+    return _resnet(QUERIES, 5)
 
 
 def version_counts(workload: str = "mix") -> dict[int, int]:
