@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from veltair.errors import ConfigError
-from veltair.scheduler.blocks import find_pivots, form_adaptive_block, remaining_budget
+from veltair.scheduler.blocks import find_pivots, form_adaptive_block, whole_budget
 from veltair.scheduler.costs.level_grid import level_grid, nearest_level
 from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.types import Machine, ModelProfile
@@ -25,9 +25,9 @@ class PlannedBlock:
     stop: int
     cores: int
     predicted_ns: int
-    qos_ns: int  # the layers' share of the time left
+    qos_ns: int  # the layers' share of the target
     versions: tuple[int, ...]  # one code version index per layer
-    avg_cores: int  # Avg_C of the layers left against the time left
+    avg_cores: int  # Avg_C: of the whole model against the target
     threshold_cores: int
     capped: bool  # needs more than avg + threshold, and gets no more
 
@@ -47,9 +47,9 @@ class BlockPlan:
     cores: int
     qos_ns: int
     level: float  # the one asked for, moved to the nearest of the grid that the profile's levels span
-    avg_cores: int  # as the query arrives
+    avg_cores: int
     threshold_cores: int
-    pivots: tuple[int, ...]  # layers that alone need avg + threshold or more, as the query arrives
+    pivots: tuple[int, ...]  # layers that alone need avg + threshold or more
     blocks: tuple[PlannedBlock, ...]
     predicted_ns: int  # of all blocks
 
@@ -84,7 +84,7 @@ def explain(
     blocks = _plan_blocks(costs, at, qos_ns, others, cores)
     first = blocks[0]
     bound = min(first.avg_cores + first.threshold_cores, costs.cores)
-    pivots = find_pivots(costs, at, 0, remaining_budget(costs, 0, qos_ns), first.avg_cores, bound)
+    pivots = find_pivots(costs, at, 0, whole_budget(costs, qos_ns), first.avg_cores, bound)
     return BlockPlan(
         model=profile.model,
         batch=profile.batch,
@@ -101,10 +101,9 @@ def explain(
 
 def _plan_blocks(costs: ProfileCosts, level: int, qos_ns: int, others_avg: int, cores: int) -> list[PlannedBlock]:
     blocks: list[PlannedBlock] = []
-    start = spent_ns = 0
+    start, budget = 0, whole_budget(costs, qos_ns)
     while start < costs.layers:
-        budget = remaining_budget(costs, start, qos_ns - spent_ns)
-        formed, avg_cores, extra = form_adaptive_block(costs, level, start, budget, start, others_avg, cores)
+        formed, avg_cores, extra = form_adaptive_block(costs, level, start, budget, 0, others_avg, cores)
         stop = formed.stop
         block = PlannedBlock(
             start=start,
@@ -118,6 +117,5 @@ def _plan_blocks(costs: ProfileCosts, level: int, qos_ns: int, others_avg: int, 
             capped=formed.capped,
         )
         blocks.append(block)
-        spent_ns += block.predicted_ns
         start = stop
     return blocks

@@ -48,6 +48,11 @@ class FormedBlock(Record, frozen=True):
     capped: bool  # no extent fits into its share within the bound
 
 
+def whole_budget(costs: ProfileCosts, qos_ns: int) -> Budget:
+    """The whole target for all layers, split by their work (Alg. 1 l. 3)."""
+    return Budget(qos_ns, costs.work[-1], costs.work)
+
+
 def remaining_budget(costs: ProfileCosts, start: int, left_ns: int) -> Budget:
     """The time left for layers [start, end), split by their work; a time below 0 counts as 0."""
     work = costs.work

@@ -24,6 +24,8 @@ SOURCES = (
     "compiler/tuning/frontier.py",
     "scenarios",
     "bench/paper/experiments.py",
+    "bench/paper/readings.py",
+    "bench/paper/version_losses.py",
 )
 _Result = TypeVar("_Result")
 

@@ -1,38 +1,35 @@
 """The paper's experiments on the simulator: the numbers that `bench.paper.figures` draws.
 
 Each function runs one experiment on the model of the paper's machine and returns its results by policy and load. Peaks
-are found with three seeds, as `veltair simulate --find-peak` does. A policy that takes only as many cores as the target
-needs is late as soon as a co-runner comes, so each policy plans with the share of the target that suits it best.
+are found with two seeds. A policy that takes only as many cores as the target needs is late as soon as a co-runner
+comes, so each policy plans with the share of the target that suits it best; other seeds choose that share than those
+that score it.
 
 The paper's policies get cores by number, because the paper does not speak of L3 domains; `veltair` gets them by domain.
-A suffix after `@` names a variant: `@domains` hands out cores by domain, `@fixed` gives each layer of FULL its share of
-the whole target, however much time is left (another reading of section 4.2).
+How the paper is read stands in `bench.paper.readings`. `@domains` behind a policy's name hands out cores by domain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from bench.paper.readings import TEXT, Readings, policy_name, versions_for
 from bench.paths import SCENARIOS
-from veltair.compiler.tuning import frontier
+from veltair.loadgen.peak import bisect_scale
 from veltair.scheduler.costs.level_grid import SOLO, level_grid
 from veltair.scheduler.costs.profile_costs import ProfileCosts
-from veltair.scheduler.policies.by_name import POLICIES
-from veltair.scheduler.policies.paper import VeltairFull
 from veltair.simulation.machine_model import modelled_profiles
 from veltair.simulation.machine_model.calibration import calibrate
 from veltair.simulation.machine_model.counter_fit import CounterFit, SlowdownSample
-from veltair.simulation.machine_model.layer_shapes import load_model_shape
 from veltair.simulation.machine_model.machine_model import load_machine_model
-from veltair.simulation.machine_model.tilings import enumerate_tilings
-from veltair.simulation.peak_search import RateTrial, find_peak, try_scale
+from veltair.simulation.peak_search import RateTrial, try_scale
 from veltair.simulation.simulation import Simulation
 from veltair.simulation.simulation_scenario import (
     SimulationScenario,
@@ -44,13 +41,19 @@ from veltair.simulation.simulation_scenario import (
 MACHINE = "threadripper-3990x"  # the paper's
 WORKLOADS = ("light", "medium", "heavy", "mix")
 GRANULARITIES = ("fcfs", "layerwise", "block-6", "block-11")
-STACKS = ("prema", "planaria", "veltair-as", "veltair-ac", "veltair-full", "veltair")
-SEEDS = (1, 2, 3)
-VARIANTS = ("veltair-full@domains", "veltair-full@fixed")
+STACKS = ("prema", "planaria", "layerwise", "veltair-as", "veltair-ac", "veltair-full", "veltair")
+SEEDS = (1, 2)
+CHOOSING = (101,)  # seeds that choose the planned share, disjoint from those that score it
+VARIANTS = ("planaria@keeps-late", "layerwise@sheds-late", "veltair-full@passing", "veltair-full@domains")
+COMPARED = (*STACKS, *VARIANTS)
+POOLED = ("planaria", "layerwise", "veltair-full", "veltair")
 SHARES = (1.0, 0.8, 0.65, 0.5)  # of each target, tried as the planned share
 PLANNED = 0.8  # the share where none is searched
-QUERIES = 1500  # of one run
-TRIAL = 500  # of one run that only searches the best share
+QUERIES = 800  # of one run and seed
+SMALL = 500  # of one run of a table with many rows
+TRIAL_WIDTH, PEAK_WIDTH = 0.05, 0.02  # of the final bracket, relative to its lower end
+STEP, GIVE_UP = 1.08, 0.2  # from one factor to the next before there is a bracket; the share of the first to go down to
+TRIAL = 300  # of one run that only searches the best share
 FIXED_SHARE = {"prema", "veltair"}  # one takes all cores, the other leaves a part of the target unplanned itself
 RESNET_MS = 15.0
 
@@ -63,7 +66,9 @@ class Peak:
     policy: str
     percentile: float
     versions: int
+    pooled: bool  # the percentile of all queries together, else of each tenant's
     planned_share: float
+    trial_qps: Mapping[str, float]  # by planned share: the peak with the seeds that choose the share
     qps: float  # 0: none held
     conflict_rate: float
     core_ms_per_query: float
@@ -71,21 +76,73 @@ class Peak:
     qos_rate: Mapping[str, float]
 
 
-def peak(workload: str, policy: str, percentile: float = 0.95, versions: int = 5) -> Peak:
-    POLICIES.setdefault("veltair-full@fixed", partial(VeltairFull, against_slack=False))
-    aware, name = policy == "veltair" or policy.endswith("@domains"), policy.removesuffix("@domains")
+def peak(
+    workload: str,
+    policy: str,
+    percentile: float = 0.95,
+    versions: int = 5,
+    readings: Mapping[str, str] | None = None,
+    pooled: bool = False,
+    small: bool = False,
+) -> Peak:
+    """`readings`: fields of `Readings` that differ from the paper's text. `pooled`: the percentile of all queries
+    together, else of each tenant's. `small`: one seed of `SMALL` queries, for tables with many rows.
+    """
+    read = Readings(**(readings or {}))  # type: ignore[arg-type]
+    name = policy_name(policy.removesuffix("@domains"), read)
+    aware = policy == "veltair" or policy.endswith("@domains")
+    base = workload_simulation(workload, percentile, versions_for(policy, read, versions), read)
 
-    def best(share: float, seeds: Sequence[int], queries: int) -> RateTrial | None:
-        simulation = _simulation(workload, percentile, versions, share, aware, queries)
-        held = [it for it in find_peak(simulation, name, seeds) if it.held]
-        return max(held, key=lambda tried: tried.scale, default=None)
+    def search(
+        share: float, seeds: Sequence[int], queries: int, steps: Generator[float, bool, Any]
+    ) -> RateTrial | None:
+        simulation = _with_load(base, planned_share=share, domain_aware=aware, queries=queries)
+        best, scale = None, next(steps)
+        while True:
+            tried = try_scale(simulation, name, seeds, scale, give_up=True, pooled=pooled)
+            if tried.held and (best is None or tried.scale > best.scale):
+                best = tried
+            try:
+                scale = steps.send(tried.held)
+            except StopIteration:
+                return best
 
-    tried = {share: best(share, SEEDS[:1], TRIAL) for share in SHARES} if policy not in FIXED_SHARE else {}
-    share = max(tried, key=lambda share: it.scale if (it := tried[share]) else 0.0, default=1.0)
-    held = best(share, SEEDS, QUERIES)
+    def trial(share: float) -> float:
+        held = search(share, CHOOSING, TRIAL, bisect_scale(TRIAL_WIDTH))
+        trials[str(share)] = held.qps if held else 0.0
+        return held.scale if held else 0.0
+
+    trials: dict[str, float] = {}
+    share, near = (1.0, trial(1.0)) if policy in FIXED_SHARE else best_share(trial)
+    seeds, queries = (SEEDS[:1], SMALL) if small else (SEEDS, QUERIES)
+    held = search(share, seeds, queries, bracket_scale(near or 1.0))
+    common = (workload, policy, percentile, versions, pooled, share, trials)
     if held is None:
-        return Peak(workload, policy, percentile, versions, share, 0.0, 0.0, 0.0, {}, {})
-    return Peak(workload, policy, percentile, versions, share, held.qps, *_cost(held), _means(held), _rates(held))
+        return Peak(*common, 0.0, 0.0, 0.0, {}, {})
+    return Peak(*common, held.qps, *_cost(held), _means(held), _rates(held))
+
+
+def best_share(trial: Callable[[float], float]) -> tuple[float, float]:
+    """Returns the planned share with the highest peak, and that peak: from the two in the middle towards the better."""
+    tried = {share: trial(share) for share in SHARES[1:3]}
+    step = 1 if tried[SHARES[2]] > tried[SHARES[1]] else -1
+    last = SHARES[3] if step == 1 else SHARES[0]
+    tried[last] = trial(last)
+    best = max(tried, key=tried.__getitem__)
+    return best, tried[best]
+
+
+def bracket_scale(near: float) -> Generator[float, bool, None]:
+    """Yields factors on the rates to try, and gets whether each held: by steps from `near`, then by bisection."""
+    low, high, scale = 0.0, 0.0, near  # 0: not known yet
+    while not (low and high) or high - low > PEAK_WIDTH * low:
+        if (yield scale):
+            low = scale
+        else:
+            high = scale
+        scale = (low + high) / 2 if low and high else low * STEP if low else high / STEP
+        if not low and high < near * GIVE_UP:
+            return
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +159,32 @@ class Point:
 
 def resnet(policy: str, qps: float, queries: int) -> Point:
     """Runs ResNet-50 alone with evenly spaced arrivals, as in section 3.2."""
+    return _point(_resnet(queries, versions_for(policy, TEXT, 5)), policy, qps)
+
+
+@cache
+def _resnet(queries: int, versions: int) -> Simulation:
     tenant = TenantWorkload(name="resnet50", model="resnet50", qps=1.0, target_ms=RESNET_MS, arrivals="even")
     load = WorkloadShape(
-        queries=queries, planned_share=PLANNED, layer_qos="ops", domain_aware=False, grows_inside_layers=True
+        queries=queries,
+        planned_share=PLANNED,
+        layer_qos="ops",
+        layers="products",
+        domain_aware=False,
+        grows_inside_layers=True,
     )
-    return _point(_build(SimulationScenario((tenant,), load)), policy, qps)
+    return _build(SimulationScenario((tenant,), load), versions)
 
 
 def loaded(workload: str, policy: str, scale: float) -> Point:
     """Runs a workload at `scale` times its scenario's rates."""
-    return _point(_simulation(workload, 0.95, 5, PLANNED), policy, scale)
+    simulation = workload_simulation(workload, 0.95, versions_for(policy, TEXT, 5))
+    return _point(_with_load(simulation, planned_share=PLANNED), policy, scale)
 
 
 def solo_ms(workload: str) -> dict[str, float]:
     """Returns the shortest time of a query alone on the machine, over all core counts, by tenant."""
-    simulation = _simulation(workload, 0.95, 5, 1.0)
+    simulation = workload_simulation(workload, 0.95, 5)
     found = {}
     for load in simulation.scenario.tenants:
         costs = costs_of(simulation, load.model)
@@ -130,80 +198,58 @@ def costs_of(simulation: Simulation, model: str) -> ProfileCosts:
 
 
 def resnet_simulation() -> Simulation:
-    return _build(
-        SimulationScenario((TenantWorkload(name="resnet50", model="resnet50", qps=1.0, target_ms=RESNET_MS),))
-    )
+    return _resnet(QUERIES, 5)
 
 
 def version_counts(workload: str = "mix") -> dict[int, int]:
     """Returns how many layers of all models keep one, two, … code versions."""
     counts: dict[int, int] = {}
-    for by_batch in _simulation(workload, 0.95, 5, 1.0).profiles.values():
+    for by_batch in workload_simulation(workload, 0.95, 5).profiles.values():
         for of_layer in by_batch[0].versions:
             counts[len(of_layer)] = counts.get(len(of_layer), 0) + 1
     return counts
 
 
-def version_losses(allowed: Sequence[float]) -> tuple[dict[str, list[float]], list[dict[int, int]]]:
-    """Returns what it costs to keep fewer code versions than one for each pressure.
-
-    All layers with products count, each on the cores that its model needs alone. First the mean loss of one to five
-    versions at each pressure, then for each allowed loss how many layers need one, two, … versions. A single version
-    is the fastest without pressure.
-    """
-    simulation = _simulation("mix", 0.95, 5, 1.0)
-    losses: dict[str, list[NDArray[np.float64]]] = {str(count): [] for count in range(1, 6)}
-    needed: list[dict[int, int]] = [{} for _ in allowed]
-    for tenant in simulation.scenario.tenants:
-        costs = costs_of(simulation, tenant.model)
-        cores, _ = costs.cores_for(SOLO, 0, costs.layers, tenant.target_ns)
-        for shape in load_model_shape(tenant.model).layers:
-            if shape.m:
-                candidates = enumerate_tilings(shape, simulation.model, cores)
-                times = modelled_profiles.pressed_ns(shape, candidates, simulation.model)
-                _count_losses(times[:, :, cores - 1], losses, zip(allowed, needed, strict=True))
-    return {count: np.mean(each, axis=0).tolist() for count, each in losses.items()}, needed
-
-
-def _count_losses(
-    times_ns: NDArray[np.float64], losses: Mapping[str, list[Any]], needed: Iterable[tuple[float, dict[int, int]]]
-) -> None:
-    """`times_ns`: (candidates, pressures)."""
-    best, ten = times_ns.min(axis=0), times_ns[sorted(set(times_ns.argmin(axis=0).tolist()))]
-    for count, found in losses.items():
-        kept = times_ns[[times_ns[:, 0].argmin()]] if count == "1" else ten[frontier.drop_least_missed(ten, int(count))]
-        found.append(kept.min(axis=0) / best - 1)
-    for loss, counts in needed:
-        least = len(frontier.prune_versions(ten, max_loss=loss))
-        counts[least] = counts.get(least, 0) + 1
-
-
 def offered_qps(workload: str) -> float:
     """Returns the rate of a workload's scenario, all tenants together."""
-    return _simulation(workload, 0.95, 5, 1.0).scenario.qps
+    return workload_simulation(workload, 0.95, 5).scenario.qps
 
 
 def proxy() -> tuple[list[SlowdownSample], CounterFit]:
     """Returns counter samples of the machine with random co-runners, and the linear model fitted to them."""
-    simulation = _simulation("mix", 0.95, 5, 1.0)
+    simulation = workload_simulation("mix", 0.95, 5)
     profiles = {name: by_batch[0] for name, by_batch in simulation.profiles.items()}
     samples = calibrate(simulation.model, simulation.machine, profiles, simulation.execution_rates)
     return samples, simulation.counter_fit
 
 
 @cache
-def _simulation(
-    workload: str, percentile: float, versions: int, share: float, domain_aware: bool = False, queries: int = QUERIES
-) -> Simulation:
+def workload_simulation(workload: str, percentile: float, versions: int, readings: Readings = TEXT) -> Simulation:
+    """Returns a workload's scenario on the paper's machine."""
     scenario = read_simulation_scenario(SCENARIOS / f"{workload}.toml")
     tenants = tuple(msgspec.structs.replace(tenant, percentile=percentile) for tenant in scenario.tenants)
-    load = msgspec.structs.replace(scenario.load, queries=queries, planned_share=share, domain_aware=domain_aware)
-    return _build(SimulationScenario(tenants, load), versions)
+    load = msgspec.structs.replace(
+        scenario.load,
+        queries=QUERIES,
+        domain_aware=False,
+        layers=readings.layers,
+        conflict_cost=readings.conflict_cost,
+    )
+    return _build(SimulationScenario(tenants, load), versions, readings)
 
 
-def _build(scenario: SimulationScenario, versions: int = 5) -> Simulation:
+def _with_load(simulation: Simulation, **changes: Any) -> Simulation:
+    """The same simulation with another load; it shares all that is computed about the models."""
+    other = copy(simulation)
+    load = msgspec.structs.replace(simulation.scenario.load, **changes)
+    other.scenario = msgspec.structs.replace(simulation.scenario, load=load)
+    return other
+
+
+def _build(scenario: SimulationScenario, versions: int = 5, readings: Readings = TEXT) -> Simulation:
     model = load_machine_model(MACHINE)
-    return Simulation(scenario, model, modelled_profiles.scenario_models(scenario, model, versions=versions))
+    known = modelled_profiles.scenario_models(scenario, model, versions=versions, levels_on=readings.levels_on)
+    return Simulation(scenario, model, known)
 
 
 def _point(simulation: Simulation, policy: str, scale: float) -> Point:

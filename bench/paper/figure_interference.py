@@ -9,6 +9,7 @@ import numpy as np
 
 from bench.paper import experiments as sim
 from bench.paper.figure_style import COLOURS, CYCLE, MARKERS, Data, figure
+from bench.paper.version_losses import version_losses
 from veltair.scheduler.interference import CounterModel
 from veltair.simulation.machine_model.modelled_profiles import PRESSURES
 from veltair.types import CounterSample
@@ -20,7 +21,7 @@ PAPER = {"layers that need at most 3 versions for 10 % loss, %": "over 80", "ver
 
 
 def versions(_quick: bool) -> Data:
-    losses, needed = sim.version_losses(LOSSES)
+    losses, needed = version_losses(LOSSES)
     shares = {
         f"{loss:.0%}": {str(k): 100 * counts.get(k, 0) / sum(counts.values()) for k in range(1, max(counts) + 1)}
         for loss, counts in zip(LOSSES, needed, strict=True)

@@ -20,6 +20,8 @@ from veltair.scheduler.events import (
 )
 from veltair.scheduler.interference import CounterModel, PredictedDemand
 from veltair.scheduler.policies.by_name import POLICIES
+from veltair.scheduler.policies.paper import VeltairFull
+from veltair.scheduler.policies.serving_order import ServingOrder
 from veltair.scheduler.scheduler import Scheduler
 from veltair.types import CounterSample, LayerBlock, Machine
 
@@ -88,9 +90,8 @@ def test_cancelling_a_running_query_stops_it_at_its_next_layer(scheduler, end):
 @pytest.fixture
 def between_blocks():
     """Query 2 has run a layer, and has no core now; the older query 1 lost time and took them all."""
-    scheduler = Scheduler(
-        make_machine(2), [make_tenant(90)], {"m": [simple_profile(*LAYERS)]}, "veltair-full", workers=2
-    )
+    policy = VeltairFull(against_slack=True, order=ServingOrder("oldest", "any-core"))
+    scheduler = Scheduler(make_machine(2), [make_tenant(90)], {"m": [simple_profile(*LAYERS)]}, policy, workers=2)
     scheduler.handle(QueryArrived(0, make_query(1)))
     scheduler.handle(QueryArrived(0, make_query(2)))
     stop_block(scheduler, 1)
@@ -133,7 +134,7 @@ def test_time_does_not_run_backwards(scheduler):
     scheduler.handle(QueryArrived(100, make_query(1, 100)))
     assert scheduler.handle(BlockFinished(50, 1, 3, 48)) == [FinishQuery(1)]
     scheduler.handle(QueryArrived(60, make_query(2, 60)))
-    # as at 100: in veltair-full's eyes 10 ns are left
+    # as at 100
     assert scheduler.state.in_flight[2].run.ends_ns == 148
 
 

@@ -65,6 +65,7 @@ class BlockExecution(Execution, kw_only=True):
     began_ns: int
     cancelled: int | None = None  # the last query that waited for it
     stop_early: bool = False
+    grown_layer: int = -1  # the last one inside which it grew
 
     @property
     def halts_at_next_layer(self) -> bool:

@@ -21,7 +21,8 @@ class InterferenceModel(Protocol):
     def enter(self, block: LayerBlock, core_set: CoreSet, profile: ModelProfile, grown: bool) -> float:
         """The block runs on this core set from now on. Returns the ns that pass before its next layer begins.
 
-        `grown`: it, or the block that was stopped to make room for it, ran on fewer cores before.
+        `grown`: it, or the block that was stopped to make room for it, ran on fewer cores before, and threads have to
+        be spawned for the others.
         """
 
     def leave(self, query: int) -> None:

@@ -59,7 +59,7 @@ class Simulation:
         by_ops = scenario.load.layer_qos == "ops"
         self.catalogue = ProfileCatalogue(self.profiles, len(self.machine.cores), split_by_ops=by_ops)
         self.execution_rates = {
-            (name, batch): ExecutionRate(work, model)
+            (name, batch): ExecutionRate(work, model, by_batch[0].folded)
             for name, by_batch in models.items()
             for batch, work in interpolate_work([(known.profile, known.work) for known in by_batch])
         }
@@ -91,7 +91,8 @@ class Simulation:
     @property
     def growth(self) -> BlockGrowth:
         """How blocks of this machine take up cores while they run."""
-        return GrowthInsideLayers() if self.scenario.load.grows_inside_layers else BlockGrowth()
+        load = self.scenario.load
+        return GrowthInsideLayers(load.conflict_cost == "layer") if load.grows_inside_layers else BlockGrowth()
 
     def duration_ns(self, scale: float = 1.0) -> int:
         """Returns how long queries arrive at `scale` times the scenario's rates."""
@@ -107,6 +108,7 @@ class Simulation:
         scale: float = 1.0,
         *,
         planned: int | None = None,
+        pooled: bool = False,
         before: Sequence[SimulationRun] = (),
         log: TextIO | None = None,
         report: Callable[[float], None] | None = None,
@@ -119,6 +121,7 @@ class Simulation:
             seed: of the arrivals and of what varies on the machine.
             scale: factor on the scenario's rates.
             planned: the run is given up once a tenant has missed more queries than `planned` runs together may miss.
+            pooled: all tenants together may miss as many, whoever misses them.
             before: the runs so far, whose misses count.
             log: gets the lines that `event_log.replay` reads.
             report: gets the share of the arrivals' time that is over, now and then.
@@ -141,6 +144,8 @@ class Simulation:
         meter = RunMeter(scheduler, warm_ns, duration_ns)
         abandoned = False
         allowed = None if planned is None else self._allowed_misses(arrivals, warm_ns, planned, before)
+        if allowed is not None and pooled:
+            allowed = [sum(allowed)]
         for count, (event, decisions) in enumerate(virtual.run()):
             meter.add(virtual.now_ns, decisions)
             front_end.answer(decisions)
@@ -224,18 +229,22 @@ class Simulation:
     def _is_lost(
         self, now_ns: int, front_end: FrontEnd, arrivals: Sequence[Times], warm_ns: int, allowed: Sequence[float]
     ) -> bool:
-        """Whether a tenant has missed more queries than allowed; overdue queries count as missed."""
-        first = 0
+        """Whether a tenant has missed more queries than allowed; overdue queries count as missed.
+
+        `allowed`: for each tenant, or one number for all of them together.
+        """
+        first, misses = 0, []
         ended = np.full(sum(map(len, arrivals)), np.iinfo(np.int64).max)
         for id, ended_ns in front_end.ended_ns.items():
             ended[id] = ended_ns
-        for load, times, most in zip(self.scenario.tenants, arrivals, allowed, strict=True):
+        for load, times in zip(self.scenario.tenants, arrivals, strict=True):
             due_ns = times + load.target_ns
             missed = (times >= warm_ns) & (due_ns < now_ns) & (ended[first : first + len(times)] > due_ns)
-            if int(missed.sum()) > most:
-                return True
+            misses.append(int(missed.sum()))
             first += len(times)
-        return False
+        if len(allowed) == 1:
+            return sum(misses) > allowed[0]
+        return any(count > most for count, most in zip(misses, allowed, strict=True))
 
 
 def _send(front_end: FrontEnd, tenants: Sequence[Tenant], arrivals: Sequence[Times]) -> None:

@@ -33,8 +33,10 @@ class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     workers: Annotated[int, Meta(ge=1)] | None = None  # queries in flight; default: one for each core
     planned_share: Annotated[float, Meta(gt=0, le=1)] = 1.0  # of each target, that policies plan with
     layer_qos: Literal["time", "ops"] = "time"  # by what the paper's policies divide a target among layers
+    layers: Literal["operators", "products"] = "operators"  # by themselves, or as VELTAIR counts them
     domain_aware: bool = True  # cores that share an L3 are handed out together, else cores in order of their numbers
     grows_inside_layers: bool = False  # a block that lacks cores gets more at once, else between two of its layers
+    conflict_cost: Literal["layer", "growth"] = "layer"  # waking cores inside a layer costs once, or each time
 
 
 class TenantWorkload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

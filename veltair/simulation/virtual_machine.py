@@ -47,6 +47,10 @@ class GrowthInsideLayers(BlockGrowth):
     True
     """
 
+    def __init__(self, wakes_once: bool = True) -> None:
+        """`wakes_once`: a layer in conflict pays once for the threads that it spawns (fig. 5b), else at each growth."""
+        self.wakes_once = wakes_once
+
     def can_grow(self, block: LayerBlock) -> bool:
         return True
 
@@ -222,8 +226,8 @@ class VirtualMachine:
             case GrowBlock(query=query, core_set=core_set):
                 running = self._running[query]
                 running.granted = core_set
-                if isinstance(self.scheduler.state.growth, GrowthInsideLayers):
-                    self._grow_now(running)
+                if isinstance(growth := self.scheduler.state.growth, GrowthInsideLayers):
+                    self._grow_now(running, growth.wakes_once)
                 else:
                     self._schedule(running)
             case CancelQuery(query=query):
@@ -252,16 +256,18 @@ class VirtualMachine:
         running.since_ns += self.interference.enter(block, core_set, profile, grown)
         self._running[block.query] = running
 
-    def _grow_now(self, running: BlockExecution) -> None:
+    def _grow_now(self, running: BlockExecution, wakes_once: bool) -> None:
         """The rest of the layer in execution goes on more cores, too, once these are awake."""
         layer = running.block.start + running.current_layer(self.now_ns)
         running.core_set = running.granted
-        running.since_ns = max(running.since_ns, float(self.now_ns)) + self._enter_grown(running)
+        wakes = not wakes_once or layer != running.grown_layer
+        running.since_ns = max(running.since_ns, float(self.now_ns)) + self._enter_grown(running, wakes)
+        running.grown_layer = layer
         self._push(self.now_ns, BlockGrown(self.now_ns, running.block.query, layer, running.core_set))
 
-    def _enter_grown(self, running: BlockExecution) -> float:
+    def _enter_grown(self, running: BlockExecution, wakes: bool = True) -> float:
         profile = self.scheduler.state.in_flight[running.block.query].costs.profile
-        return self.interference.enter(running.block, running.core_set, profile, grown=True)
+        return self.interference.enter(running.block, running.core_set, profile, grown=wakes)
 
     def _leave(self, running: BlockExecution) -> None:
         running.entry = 0

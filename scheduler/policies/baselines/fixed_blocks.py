@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from veltair.scheduler.active_query import ActiveQuery
-from veltair.scheduler.blocks import Budget
+from veltair.scheduler.blocks import whole_budget
 from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.costs.profile_costs import ProfileCosts
-from veltair.scheduler.policies.policy import Policy
+from veltair.scheduler.policies.serving_order import BlockPolicy, ServingOrder
 from veltair.scheduler.state import SchedulerState
-from veltair.scheduler.steps import Grow, Start, Step
+from veltair.scheduler.steps import Start
 from veltair.types import LayerBlock
 
 
-class FixedBlocks(Policy):
+class FixedBlocks(BlockPolicy):
     """Every block gets the fewest cores that hold its layers' share of the target, or the fastest count if none do.
 
-    Cores go to the query that has waited longest, either for a new block or for the rest of what a block lacked at
-    its start: a conflict starts with what is free and grows between two of its layers.
+    With one layer a block this is what section 3.2 calls similar to Planaria. A conflict starts with what is free and
+    grows; who gets cores is `ServingOrder`'s.
 
     It fails at both ends of the block length: short blocks conflict often, since each asks for the peak of its own
     layers; long ones hold the cores of their hungriest layer throughout. Nothing is refused under overload.
@@ -28,33 +28,16 @@ class FixedBlocks(Policy):
     'FixedBlocks'
     """
 
-    def __init__(self, layers: int, *, adapt_versions: bool = False) -> None:
+    def __init__(self, layers: int, *, adapt_versions: bool = False, order: ServingOrder | None = None) -> None:
         """`adapt_versions`: needs and versions are those of the level of the moment (VELTAIR-AC with `layers` 1:
         section 5.2 attributes its conflicts to layers that take more cores under interference), else those alone.
         """
+        super().__init__(order or ServingOrder())
         self._layers = layers
         self._adapt_versions = adapt_versions
         self._sizes: dict[tuple[ProfileCosts, int, int, int], _BlockSizes] = {}
 
-    def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:
-        if not state.free:
-            return None
-        first: ActiveQuery | None = None
-        for active in state.wanting_cores():
-            if (active.run is None or active.missing_cores(now_ns)) and (
-                first is None or active.ready_ns < first.ready_ns
-            ):
-                first = active
-        head = state.head()
-        if head is not None and (first is None or head.ready_ns < first.ready_ns):
-            first = head
-        if first is None:
-            return None
-        if first.run is not None:
-            return Grow(first, min(first.missing_cores(now_ns), state.free))
-        return self._start(state, first, now_ns)
-
-    def _start(self, state: SchedulerState, active: ActiveQuery, now_ns: int) -> Start:
+    def start_block(self, state: SchedulerState, active: ActiveQuery, now_ns: int) -> Start:
         level = state.next_level(now_ns) if self._adapt_versions else SOLO
         costs, start, qos_ns = active.costs, active.next_layer, active.qos_ns
         key = (costs, qos_ns, level, start)
@@ -66,7 +49,7 @@ class FixedBlocks(Policy):
 
     def _size(self, costs: ProfileCosts, qos_ns: int, level: int, start: int) -> _BlockSizes:
         stop = min(start - start % self._layers + self._layers, costs.layers)
-        share_ns = Budget(qos_ns, costs.work[-1], costs.work).share_ns(start, stop)
+        share_ns = whole_budget(costs, qos_ns).share_ns(start, stop)
         cores, held = costs.cores_for(level, start, stop, share_ns)
         time_ns = costs.time_ns(level, cores, start, stop)
         return _BlockSizes(stop, cores, costs.versions(level, cores, start, stop), time_ns, not held)

@@ -49,7 +49,11 @@ class Planaria(Policy):
     'Planaria'
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, sheds_late: bool = True) -> None:
+        """`sheds_late`: as in MICRO'20, queries that cannot be in time get nothing while another can. Else each counts
+        as due at the earliest time at which it can end.
+        """
+        self._sheds_late = sheds_late
         self._shares: dict[int, int] = {}  # cores by query
         self._cut_for = -1  # workers; -1: a query came or went since
         self._astray: Iterator[ActiveQuery] = iter(())  # run on another number of cores
@@ -64,7 +68,7 @@ class Planaria(Policy):
         if self._cut_for != state.workers:
             self._cut_for = state.workers
             servable = (*state.in_flight.values(), *_startable(state))
-            self._shares = share_cores([_task(active, now_ns) for active in servable], state.cores)
+            self._shares = share_cores([self._task(active, now_ns) for active in servable], state.cores)
             self._astray = self._find_astray(state)
         if (astray := next(self._astray, None)) is not None:
             return Stop(astray)
@@ -81,6 +85,14 @@ class Planaria(Policy):
                 return _start(active, share)
         return None
 
+    def _task(self, active: ActiveQuery, now_ns: int) -> PlanariaTask:
+        run, slack_ns, costs = active.run, active.due_ns - now_ns, active.costs
+        start = active.next_layer if run is None else run.layer_at(now_ns)
+        if not self._sheds_late:
+            slack_ns = max(slack_ns, costs.least_rest_ns[SOLO][start])
+        least = costs.cores_to_end(SOLO, start, slack_ns) if slack_ns > 0 else None
+        return PlanariaTask(active, start, slack_ns, least)
+
     def _find_astray(self, state: SchedulerState) -> Iterator[ActiveQuery]:
         for active in state.in_flight.values():
             run = active.run
@@ -95,13 +107,6 @@ class Planaria(Policy):
 def _startable(state: SchedulerState) -> Iterator[ActiveQuery]:
     """As many of the waiting ones, in order of arrival, as there are workers for."""
     return islice(state.waiting.values(), max(0, state.workers - len(state.in_flight)))
-
-
-def _task(active: ActiveQuery, now_ns: int) -> PlanariaTask:
-    run, slack_ns = active.run, active.due_ns - now_ns
-    start = active.next_layer if run is None else run.layer_at(now_ns)
-    least = active.costs.cores_to_end(SOLO, start, slack_ns) if slack_ns > 0 else None
-    return PlanariaTask(active, start, slack_ns, least)
 
 
 def share_cores(tasks: list[PlanariaTask], cores: int) -> dict[int, int]:

@@ -17,11 +17,13 @@ from veltair.scheduler.events import (
 )
 from veltair.scheduler.interference import ObservedSlowdown
 from veltair.scheduler.policies.paper import VeltairFull
+from veltair.scheduler.policies.serving_order import ServingOrder
 from veltair.scheduler.scheduler import Scheduler
 from veltair.types import LayerBlock, Query
 
 EVEN = (40, 20, 14, 10)  # ns on 1 … 4 cores
 STIFF = (40, 36, 34, 33)
+OLDEST = ServingOrder("oldest", "any-core")
 
 
 @pytest.fixture
@@ -43,23 +45,24 @@ def test_blocks_of_a_query_that_is_alone(full):
     # QoS 100, 25 a layer: Avg_C = 2 (96 ns). Alone, thres = 2. The stiff layer needs all 4 cores: a pivot.
     scheduler = full(simple_profile(EVEN, EVEN, STIFF, EVEN), 100, sizes=(4,))
     assert scheduler.handle(QueryArrived(0, make_query(1))) == [start(1, (0, 2), 2, 40, (0, 1))]
+    # their shares are 50 of the 100 ns, whatever the first block took: 48 on 3 cores
+    assert scheduler.handle(BlockFinished(99, 1, 2, 99)) == [start(1, (2, 4), 3, 48, (0, 1, 2))]
+    assert scheduler.handle(BlockFinished(147, 1, 4, 48)) == [FinishQuery(1)]
+
+
+def test_against_the_slack_time_won_is_spent(full):
+    scheduler = full(simple_profile(EVEN, EVEN, STIFF, EVEN), 100, sizes=(4,), policy=VeltairFull(against_slack=True))
+    assert scheduler.handle(QueryArrived(0, make_query(1))) == [start(1, (0, 2), 2, 40, (0, 1))]
     # 60 ns are left for 80 of work: the block has all of it, and 56 ns on 2 cores do
     assert scheduler.handle(BlockFinished(40, 1, 2, 40)) == [start(1, (2, 4), 2, 56, (0, 1))]
     assert scheduler.handle(BlockFinished(96, 1, 4, 56)) == [FinishQuery(1)]
 
 
-def test_time_lost_is_made_up_with_more_cores(full):
-    scheduler = full(simple_profile(EVEN, EVEN, STIFF, EVEN), 100, sizes=(4,))
+def test_against_the_slack_time_lost_is_made_up_with_more_cores(full):
+    scheduler = full(simple_profile(EVEN, EVEN, STIFF, EVEN), 100, sizes=(4,), policy=VeltairFull(against_slack=True))
     scheduler.handle(QueryArrived(0, make_query(1)))
     # 50 ns are left, 56 are needed on 2 cores, 48 on 3; a share of 25 each makes no pivot of the last layer
     assert scheduler.handle(BlockFinished(50, 1, 2, 50)) == [start(1, (2, 4), 3, 48, (0, 1, 2))]
-
-
-def test_the_static_form_does_not_look_at_the_clock(full):
-    policy = VeltairFull(against_slack=False)
-    scheduler = full(simple_profile(EVEN, EVEN, STIFF, EVEN), 112, sizes=(4,), policy=policy)
-    assert scheduler.handle(QueryArrived(0, make_query(1))) == [start(1, (0, 2), 2, 40, (0, 1))]
-    assert scheduler.handle(BlockFinished(111, 1, 2, 111)) == [start(1, (2, 4), 2, 56, (0, 1))]
 
 
 def test_in_paper_mode_the_operations_split_the_qos(full):
@@ -95,7 +98,8 @@ THREE = ((30, 16, 12), (30, 16, 12), (30, 16, 12))  # together 90, 48, 36; 2 cor
 @pytest.fixture
 def crowded(full):
     """Query 1 runs on two of three cores until 48, query 2 has wanted two since 5 and got one."""
-    scheduler = full(simple_profile(*THREE, nbytes=64), 60, sizes=(3,))
+    policy = VeltairFull(order=OLDEST, against_slack=True)
+    scheduler = full(simple_profile(*THREE, nbytes=64), 60, sizes=(3,), policy=policy)
     assert scheduler.handle(QueryArrived(0, make_query(1))) == [start(1, (0, 3), 2, 48, (0, 1))]
     assert scheduler.handle(QueryArrived(5, make_query(2, 5))) == [start(2, (0, 3), 2, 48, (2,), conflict=True)]
     assert scheduler.stats().conflicts == 1
@@ -115,7 +119,7 @@ def test_a_conflict_starts_with_what_is_free_and_grows_when_cores_are(crowded):
 
 def test_growth_takes_all_that_is_missing_at_once_beside_the_block(full):
     layers = ((40, 20, 14, 10),) * 3  # 120, 60, 42, 30
-    scheduler = full(simple_profile(*layers), 30, sizes=(2, 4))
+    scheduler = full(simple_profile(*layers), 30, sizes=(2, 4), policy=VeltairFull(order=OLDEST))
     assert scheduler.handle(QueryArrived(0, make_query(1))) == [start(1, (0, 3), 4, 30, (2, 3, 4, 5))]
     # two averages of 4 exceed the machine: no threshold
     assert scheduler.handle(QueryArrived(0, make_query(2))) == [start(2, (0, 3), 4, 30, (0, 1), conflict=True)]
@@ -131,7 +135,7 @@ def test_growth_takes_all_that_is_missing_at_once_beside_the_block(full):
 
 
 def test_the_average_need_follows_the_slack(full):
-    scheduler = full(simple_profile(*THREE), 60, sizes=(3,))
+    scheduler = full(simple_profile(*THREE), 60, sizes=(3,), policy=VeltairFull(against_slack=True))
     scheduler.handle(QueryArrived(0, make_query(1)))
     assert scheduler.state.total_avg == 2
     stop_block(scheduler, 1)
@@ -139,8 +143,8 @@ def test_the_average_need_follows_the_slack(full):
     assert scheduler.state.total_avg == 3
 
 
-def test_a_deadline_before_the_target_counts(full):
-    scheduler = full(simple_profile(*THREE), 1000, sizes=(3,))
+def test_a_deadline_before_the_target_counts_against_the_slack(full):
+    scheduler = full(simple_profile(*THREE), 1000, sizes=(3,), policy=VeltairFull(against_slack=True))
     decisions = scheduler.handle(QueryArrived(0, Query(1, "a", 0, deadline_ns=50)))
     assert decisions == [start(1, (0, 3), 2, 48, (0, 1))]
 
@@ -159,7 +163,7 @@ def test_a_block_that_soon_ends_does_not_grow(crowded):
 
 
 def test_a_single_layer_does_not_grow(full):
-    scheduler = full(simple_profile((30, 16, 12)), 20, sizes=(3,))
+    scheduler = full(simple_profile((30, 16, 12)), 20, sizes=(3,), policy=VeltairFull(order=OLDEST))
     scheduler.handle(QueryArrived(0, make_query(1)))
     assert scheduler.handle(QueryArrived(1, make_query(2, 1))) == [start(2, (0, 1), 2, 16, (2,), conflict=True)]
     assert scheduler.handle(BlockFinished(16, 1, 1, 16)) == [FinishQuery(1)]

@@ -35,6 +35,18 @@ def test_seeds_are_pooled_and_reported_in_steps(simulation):
     assert told == sorted(told) and told[0] >= 0 and told[-1] <= 1
 
 
+def test_the_percentile_may_be_that_of_all_queries_together():
+    model = small_machine(4)
+    often = TenantWorkload(name="often", model="m", qps=50, target_ms=40, arrivals="even")
+    seldom = TenantWorkload(name="seldom", model="m", qps=1, target_ms=0.1, arrivals="even")  # never in time
+    scenario = SimulationScenario((often, seldom), WorkloadShape(queries=300))
+    simulation = Simulation(scenario, model, {"m": [small_model(model, "cc")]})
+    assert not try_scale(simulation, "fcfs", [1]).held
+    assert try_scale(simulation, "fcfs", [1], pooled=True).held
+    assert try_scale(simulation, "fcfs", [1], give_up=True, pooled=True).held
+    assert not try_scale(simulation, "fcfs", [1], 40.0, give_up=True, pooled=True).held
+
+
 def test_a_rate_that_is_lost_ends_with_the_run_that_shows_it(simulation):
     tried = try_scale(simulation, "fcfs", [1, 2, 3], 40.0, give_up=True)
     assert not tried.held and len(tried.runs) == 1

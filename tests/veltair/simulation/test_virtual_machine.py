@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from scheduler_builders import make_machine, make_query, make_tenant, simple_profile
 
 from veltair.scheduler.events import BlockFinished, BlockGrown, CountersSampled, QueryArrived
+from veltair.scheduler.policies.baselines.fixed_blocks import FixedBlocks
+from veltair.scheduler.policies.serving_order import ServingOrder
 from veltair.scheduler.scheduler import Scheduler
 from veltair.simulation.interference_model import Alone, solo_times
 from veltair.simulation.virtual_machine import GrowthInsideLayers, VirtualMachine
 from veltair.types import CounterSample
 
 EVEN = (90, 45, 30, 20)
+SLOW = (900, 450, 300, 200)
 
 
 class Crowded:
@@ -38,6 +42,11 @@ class Crowded:
         self.stirred = False
 
 
+def conflicting():
+    """Blocks of six layers, of which the first starts with what is free, too."""
+    return FixedBlocks(6, order=ServingOrder(dispatch="any-core"))
+
+
 def ends(scheduler, interference, *arrivals):
     virtual = VirtualMachine(scheduler, interference)
     for query in arrivals:
@@ -62,7 +71,7 @@ def test_elapsed_time_is_what_the_block_really_took():
 
 def test_a_block_that_grows_stands_still_while_its_cores_wake():
     tenants = [make_tenant(100), make_tenant(75, "b")]  # on 3 and on 4 cores in time
-    scheduler = Scheduler(make_machine(4), tenants, {"m": [simple_profile(EVEN, EVEN, EVEN)]}, "block-6", 2)
+    scheduler = Scheduler(make_machine(4), tenants, {"m": [simple_profile(EVEN, EVEN, EVEN)]}, conflicting(), 2)
     done, told = ends(scheduler, Crowded(10), make_query(0, 0), make_query(1, 15, "b"))
     grown = [(event.time_ns, event.layer, event.core_set) for event, _ in told if isinstance(event, BlockGrown)]
     # 1 has done a layer and a half when 0 ends at 45, and grows at the end of that layer
@@ -72,12 +81,37 @@ def test_a_block_that_grows_stands_still_while_its_cores_wake():
 
 def test_where_blocks_grow_inside_layers_the_rest_of_the_layer_goes_on_more_cores():
     tenants, profiles = [make_tenant(100), make_tenant(75, "b")], {"m": [simple_profile(EVEN, EVEN, EVEN)]}
-    scheduler = Scheduler(make_machine(4), tenants, profiles, "block-6", 2, growth=GrowthInsideLayers())
+    scheduler = Scheduler(make_machine(4), tenants, profiles, conflicting(), 2, growth=GrowthInsideLayers())
     done, told = ends(scheduler, Crowded(10), make_query(0, 0), make_query(1, 15, "b"))
     grown = [(event.time_ns, event.layer, event.core_set) for event, _ in told if isinstance(event, BlockGrown)]
     # 1 has done a layer and a half when 0 ends at 45, waits for its cores, and does the other half and a layer
     assert grown == [(45, 1, (0, 1, 2, 3))]
     assert done == {0: 45, 1: 45 + 7 + 5 + 10}
+
+
+@pytest.mark.parametrize(("wakes_once", "ends_ns"), [(True, 304), (False, 311)])
+def test_a_layer_in_conflict_pays_once_or_at_each_growth(wakes_once, ends_ns):
+    tenants = [make_tenant(450), make_tenant(900, "b"), make_tenant(200, "c")]  # on 2, 1 and 4 cores in time
+    growth = GrowthInsideLayers(wakes_once)
+    profiles = {"m": [simple_profile(SLOW)]}
+    scheduler = Scheduler(make_machine(4), tenants, profiles, conflicting(), 3, growth=growth)
+    done, told = ends(scheduler, Crowded(100), make_query(0), make_query(1, 10, "b"), make_query(2, 30, "c"))
+    grown = [(event.time_ns, event.layer, event.core_set) for event, _ in told if isinstance(event, BlockGrown)]
+    assert grown == [(270, 0, (0, 1, 3)), (290, 0, (0, 1, 2, 3))]
+    # At 270 four fifths of the layer are done. The rest waits for cores until 277, goes at half speed until 290, and
+    # has 13.5 ns to go alone, for which it waits again or not.
+    assert done == {0: 270, 1: 290, 2: ends_ns}
+
+
+def test_each_layer_in_conflict_pays():
+    tenants = [make_tenant(450), make_tenant(1800, "b", "n"), make_tenant(400, "c", "n")]  # on 2, 1 and 4 cores in time
+    profiles = {"m": [simple_profile(SLOW)], "n": [simple_profile(SLOW, SLOW, model="n")]}
+    scheduler = Scheduler(make_machine(4), tenants, profiles, conflicting(), 3, growth=GrowthInsideLayers())
+    done, told = ends(scheduler, Crowded(100), make_query(0), make_query(1, 10, "b"), make_query(2, 30, "c"))
+    grown = [(event.time_ns, event.layer) for event, _ in told if isinstance(event, BlockGrown)]
+    # the first layer ends at 277 + 40, beside query 1; at 490 the second has 13.5 ns to go alone, and waits as well
+    assert grown == [(270, 0), (490, 1)]
+    assert done == {0: 270, 1: 490, 2: 490 + 7 + 14}
 
 
 def test_readings_end_with_the_work():

@@ -14,14 +14,15 @@ rounded to twelve levels, so that everything that follows from them is computed 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import inf
 
 import numpy as np
 
+from veltair.simulation.machine_model.folded_layers import FoldedLayer
 from veltair.simulation.machine_model.machine_model import MachineModel
 from veltair.simulation.machine_model.roofline import (
     ModelWork,
@@ -53,8 +54,9 @@ class Segment:
     """
 
     rate: ExecutionRate  # of the model
-    layers: slice
-    versions: list[int]
+    layers: slice  # of the model's operators
+    versions: list[int]  # of each operator
+    ends: list[int] | None  # by layer: how many operators are done at its end; None: each layer is one operator
     cores: int
     domains: int
     want_bytes: float  # of L3 in all domains together: the mean over the time that the layers take alone
@@ -76,7 +78,9 @@ class Segment:
         known = self._timelines.get(key)
         if known is None:
             times = self._select_versions(self.rate.times_ns(self.cores, self.domains, cache, memory)[self.layers])
-            known = self._timelines[key] = [0.0, *np.cumsum(times).tolist()]
+            sums: list[float] = np.cumsum(times).tolist()
+            known = [0.0, *(sums if self.ends is None else [sums[end - 1] for end in self.ends])]
+            self._timelines[key] = known
         return known
 
     def _select_versions(self, table: Table) -> Table:
@@ -92,8 +96,9 @@ class ExecutionRate:
         rate.times_ns(cores=4, domains=1, cache=0, memory=0)  # (layers, versions), alone
     """
 
-    def __init__(self, work: ModelWork, machine: MachineModel) -> None:
-        self.work, self.machine = work, machine
+    def __init__(self, work: ModelWork, machine: MachineModel, folded: Sequence[FoldedLayer] = ()) -> None:
+        """`folded`: the layers that the scheduler knows, where they are not the operators of `work`."""
+        self.work, self.machine, self.folded = work, machine, folded
         self._stretches: dict[tuple[int, tuple[int, ...], int, int], Segment] = {}
         self._times: dict[tuple[int, int, int, int], Table] = {}
 
@@ -102,16 +107,27 @@ class ExecutionRate:
         key = start, versions, cores, domains
         known = self._stretches.get(key)
         if known is None:
-            known = Segment(self, slice(start, start + len(versions)), list(versions), cores, domains, 0.0)
-            rows = range(start, start + len(versions)), known.versions
+            layers, of_operators, ends = self._operators(start, versions)
+            known = Segment(self, layers, of_operators, ends, cores, domains, 0.0)
+            rows = range(layers.start, layers.stop), known.versions
             times, wants = self.times_ns(cores, domains, 0, 0)[rows], self._wants(cores, domains)[rows]
             capacity = domains * self.machine.l3_bytes
             known.want_bytes = float((np.minimum(wants, capacity) * times).sum() / times.sum())
             self._stretches[key] = known
         return known
 
+    def _operators(self, start: int, versions: tuple[int, ...]) -> tuple[slice, list[int], list[int] | None]:
+        """Returns the operators of the layers that begin at `start`, their versions, and the ends of the layers."""
+        if not self.folded:
+            return slice(start, start + len(versions)), list(versions), None
+        layers = self.folded[start : start + len(versions)]
+        first = layers[0].start
+        chosen = [layer.operator_versions(version) for layer, version in zip(layers, versions, strict=True)]
+        ends = [layer.stop - first for layer in layers]
+        return slice(first, layers[-1].stop), list(chain.from_iterable(chosen)), ends
+
     def times_ns(self, cores: int, domains: int, cache: int, memory: int) -> Table:
-        """Returns times in ns as (layers, versions) under these pressures (levels)."""
+        """Returns times of operators in ns as (layers, versions) under these pressures (levels)."""
         key = cores, domains, cache, memory
         known = self._times.get(key)
         if known is None:

@@ -4,8 +4,9 @@ Code versions are chosen as the compiler chooses them (Alg. 1: candidates within
 frontier of block size and parallelism, V of them, pruned at ten levels); the one that is best alone is always kept.
 
 A pressure is the share of the L3 and of the memory bandwidth that others hold: ten pressures, from none to nine tenths.
-Its interference level is how much it slows layers on average (section 4.3), over all layers of all models of a set in
-their versions that are best alone, so that a level means the same pressure in every profile of the set.
+Its interference level is how much it slows the models of a set on average (section 4.3), each on the cores that its
+target needs alone, in the versions that are best there. So a level means the same pressure in every profile of the set,
+and the same slowdown as is observed in blocks: these hold about that many cores.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,7 @@ from veltair.compiler.tuning import frontier
 from veltair.compiler.tuning.frontier import Candidate
 from veltair.errors import ConfigError
 from veltair.simulation.machine_model.batched_shapes import batch_model, timed_batch_sizes
+from veltair.simulation.machine_model.folded_layers import FoldedLayer, fold_layers, fold_profile
 from veltair.simulation.machine_model.layer_shapes import LayerShape, ModelShape, load_model_shape
 from veltair.simulation.machine_model.machine_model import MachineModel
 from veltair.simulation.machine_model.measured_profiles import load_measured_models
@@ -30,6 +33,7 @@ from veltair.simulation.simulation_scenario import SimulationScenario
 from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile, TensorSpec
 
 PRESSURES = tuple(i / 10 for i in range(10))
+LevelCores: TypeAlias = Literal["need", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,8 @@ class SimulatedModel:
     """
 
     profile: ModelProfile
-    work: ModelWork  # with the layers and versions of the profile
+    work: ModelWork  # with the layers and versions of the profile, unless these are folded
+    folded: tuple[FoldedLayer, ...] = ()  # the profile's layers, where they are not the operators of `work`
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +59,17 @@ class _LayerCandidates:
 
 
 def scenario_models(
-    scenario: SimulationScenario, machine: MachineModel, *, cores: int | None = None, versions: int = frontier.VERSIONS
+    scenario: SimulationScenario,
+    machine: MachineModel,
+    *,
+    cores: int | None = None,
+    versions: int = frontier.VERSIONS,
+    levels_on: LevelCores = "need",
 ) -> dict[str, list[SimulatedModel]]:
     """Returns the models of a scenario's tenants by name, ascending by batch.
 
-    Artifacts have their measured profiles, models of the zoo those of `model_profiles`. Where tenants give a model
-    several targets, the tightest counts.
+    Artifacts have their measured profiles, models of the zoo those of `model_profiles`, their layers folded if the
+    scenario says so. Where tenants give a model several targets, the tightest counts.
     """
     qos_ns: dict[str, int] = {}
     most: dict[str, int] = {}
@@ -80,11 +90,16 @@ def scenario_models(
     }
     if wanted:
         targets = {shape.model: qos_ns[model] for (model, _), shape in wanted.items()}
-        analytic = model_profiles(list(wanted.values()), machine, targets, cores=cores, versions=versions)
+        shapes = list(wanted.values())
+        analytic = model_profiles(shapes, machine, targets, cores=cores, versions=versions, levels_on=levels_on)
         for (model, batch), shape in wanted.items():
-            each = analytic[shape.model]
+            each, by_batch = analytic[shape.model], found.setdefault(model, [])
             profile = replace(each.profile, model=model, batch=batch)
-            found.setdefault(model, []).append(SimulatedModel(profile, replace(each.work, model=model)))
+            folded: tuple[FoldedLayer, ...] = ()
+            if scenario.load.layers == "products":
+                folded = by_batch[0].folded if by_batch else fold_layers(shape, profile)
+                profile = fold_profile(profile, folded)
+            by_batch.append(SimulatedModel(profile, replace(each.work, model=model), folded))
     return found
 
 
@@ -95,6 +110,7 @@ def model_profiles(
     *,
     cores: int | None = None,
     versions: int = frontier.VERSIONS,
+    levels_on: LevelCores = "need",
 ) -> dict[str, SimulatedModel]:
     """Returns models that share their interference levels, by name.
 
@@ -103,8 +119,10 @@ def model_profiles(
         machine: the machine model.
         qos_ns: the target of each model, of which Alg. 1 gives each layer its share.
         cores: how many cores are in use, by default all.
-        versions: the most code versions of a layer. 1 is a compiler without adaptive versions, which keeps the version
-            that is best alone over all core counts.
+        versions: the most code versions of a layer. 1 is a compiler without adaptive versions, which tunes for the
+            whole machine (section 3.3: the default of TVM's search; Table 1: static).
+        levels_on: the cores on which pressures are turned into levels: those that each model needs, or the mean over
+            all counts, as an earlier reading had it.
 
     Raises ConfigError for fewer than one version, and for a core count that the machine does not have.
     """
@@ -113,7 +131,10 @@ def model_profiles(
     count = len(machine.machine(cores).cores)
     known: dict[tuple[object, ...], _LayerCandidates] = {}
     by_model = {s.model: [_candidates(shape, machine, count, known) for shape in s.layers] for s in shapes}
-    levels = _levels([layer for of_model in by_model.values() for layer in of_model])
+    if levels_on == "need":
+        levels = _levels([(of_model, qos_ns[model]) for model, of_model in by_model.items()])
+    else:
+        levels = _levels_on_all([layer for of_model in by_model.values() for layer in of_model])
     return {
         shape.model: _simulate(shape, by_model[shape.model], levels, machine, qos_ns[shape.model], versions)
         for shape in shapes
@@ -161,8 +182,23 @@ def _work(model: str, chosen_of: Sequence[tuple[LayerShape, TilingCandidates, Se
     )
 
 
-def _levels(known: Sequence[_LayerCandidates]) -> tuple[float, ...]:
-    """Returns the interference level of each pressure."""
+def _levels(models: Sequence[tuple[Sequence[_LayerCandidates], int]]) -> tuple[float, ...]:
+    """Returns the interference level of each pressure. `models`: the layers of each, and its target in ns."""
+    slowdowns = []
+    for layers, qos_ns in models:
+        whole_ns = np.sum([layer.times_ns[:, 0].min(axis=0) for layer in layers], axis=0)  # (cores)
+        in_time = np.flatnonzero(whole_ns <= qos_ns)
+        cores = int(in_time[0] if len(in_time) else whole_ns.argmin())
+        best = [layer.times_ns[layer.times_ns[:, 0, cores].argmin(), :, cores] for layer in layers]
+        pressed_ns: NDArray[np.float64] = np.sum(best, axis=0)  # (pressures)
+        slowdowns.append(pressed_ns / pressed_ns[0])
+    means: NDArray[np.float64] = np.mean(slowdowns, axis=0)
+    return tuple(round(float(level), 4) for level in means)
+
+
+def _levels_on_all(known: Sequence[_LayerCandidates]) -> tuple[float, ...]:
+    """The same as the mean over all layers and core counts: a pressure that slows blocks on 8 cores by 0.2 % reads 1.13
+    there."""
     slowdowns = []
     for layer in known:
         alone = layer.times_ns[:, 0]
@@ -225,9 +261,9 @@ def _choose(layer: _LayerCandidates, share_ns: float, versions: int) -> list[int
     """Returns the candidates that become code versions, by ascending block size."""
     times = layer.times_ns
     alone = times[:, 0]
-    solo = int((alone / alone.min(axis=0)).max(axis=1).argmin())  # the least loss on its worst core count
     if versions == 1:
-        return [solo]
+        return [int(alone[:, -1].argmin())]
+    solo = int((alone / alone.min(axis=0)).max(axis=1).argmin())  # the least loss on its worst core count
     candidates = [
         Candidate({"at": at}, int(layer.candidates.block_size[at]), int(layer.candidates.parallelism[at]), run)
         for at, run in enumerate(tuple(map(int, row)) for row in alone.tolist())

@@ -6,6 +6,7 @@ from scheduler_builders import make_machine, make_profile, make_query, make_tena
 from veltair.scheduler.events import BlockFinished, FinishQuery, GrowBlock, QueryArrived, StartBlock
 from veltair.scheduler.interference import ObservedSlowdown
 from veltair.scheduler.policies.baselines.fixed_blocks import FixedBlocks
+from veltair.scheduler.policies.serving_order import ServingOrder
 from veltair.scheduler.scheduler import Scheduler
 from veltair.types import LayerBlock
 
@@ -58,7 +59,8 @@ def test_the_block_sizes_of_the_paper(build, policy, stop):
 
 
 def test_who_asked_first_is_served_first_be_it_to_grow_or_to_start(build):
-    scheduler = build(simple_profile(EVEN, EVEN, EVEN, EVEN), 60, FixedBlocks(2))  # each block needs 3 of 4 cores
+    policy = FixedBlocks(2, order=ServingOrder(dispatch="any-core"))
+    scheduler = build(simple_profile(EVEN, EVEN, EVEN, EVEN), 60, policy)  # each block needs 3 of 4 cores
     assert scheduler.handle(QueryArrived(0, make_query(1))) == [start(1, (0, 2), 3, 28, (0, 1, 2))]
     assert scheduler.handle(QueryArrived(1, make_query(2, 1))) == [start(2, (0, 2), 3, 28, (3,), conflict=True)]
     assert scheduler.handle(QueryArrived(2, make_query(3, 2))) == []

@@ -4,7 +4,7 @@ import pytest
 from scheduler_builders import make_machine, make_query, make_tenant, simple_profile
 
 from veltair.scheduler.events import BlockFinished, FinishQuery, QueryArrived, StartBlock, StopBlock, WorkersChanged
-from veltair.scheduler.policies.baselines.planaria import PlanariaTask, share_cores
+from veltair.scheduler.policies.baselines.planaria import Planaria, PlanariaTask, share_cores
 from veltair.scheduler.scheduler import Scheduler
 from veltair.types import LayerBlock, QoSTarget, Tenant
 
@@ -68,6 +68,24 @@ def test_an_arrival_stops_what_runs_and_the_machine_is_cut_anew():
     # alone again, query 2 is stopped to go on with all of it
     assert scheduler.handle(BlockFinished(30, 1, 2, 20)) == [FinishQuery(1), StopBlock(2)]
     assert scheduler.handle(BlockFinished(50, 2, 1, 40)) == [start(2, 1, 8, 10, tuple(range(8)))]
+
+
+@pytest.mark.parametrize(
+    ("sheds_late", "expected"),
+    [
+        # query 2 takes 10 ns on all cores, twice its target: it gets nothing while query 1 can be in time
+        (True, [start(1, 1, 1, 80, (0,))]),
+        # or it is due as soon as it can end, which is before query 1
+        (False, [start(2, 0, 8, 20, tuple(range(8)))]),
+    ],
+)
+def test_a_late_query_is_shed_or_goes_on(sheds_late, expected):
+    tenants = [make_tenant(200), make_tenant(5, "b")]
+    profiles = {"m": [simple_profile(EVEN, EVEN)]}
+    scheduler = Scheduler(make_machine(8), tenants, profiles, Planaria(sheds_late=sheds_late), 2)
+    assert scheduler.handle(QueryArrived(0, make_query(1))) == [start(1, 0, 8, 20, tuple(range(8)))]
+    assert scheduler.handle(QueryArrived(1, make_query(2, 1, "b"))) == [StopBlock(1)]
+    assert scheduler.handle(BlockFinished(10, 1, 1, 10)) == expected
 
 
 def test_workers_count():

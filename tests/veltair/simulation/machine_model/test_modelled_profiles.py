@@ -9,10 +9,16 @@ import pytest
 from veltair.errors import ConfigError
 from veltair.scheduler.costs.level_grid import level_grid
 from veltair.scheduler.costs.profile_costs import ProfileCosts
-from veltair.simulation.machine_model.layer_shapes import load_model_shape, shipped_models
+from veltair.simulation.machine_model.layer_shapes import ModelShape, load_model_shape, shipped_models
 from veltair.simulation.machine_model.machine_model import load_machine_model
-from veltair.simulation.machine_model.modelled_profiles import PRESSURES, SimulatedModel, model_profiles
+from veltair.simulation.machine_model.modelled_profiles import (
+    PRESSURES,
+    SimulatedModel,
+    model_profiles,
+    pressed_ns,
+)
 from veltair.simulation.machine_model.roofline import layer_ns, pressed_times_ns
+from veltair.simulation.machine_model.tilings import enumerate_tilings
 
 QOS_NS = {"resnet50": 15_000_000, "mobilenet_v2": 10_000_000, "dlrm": 5_000_000}  # Table 2; DLRM's is ours
 PAPERS = load_machine_model("threadripper-3990x")
@@ -48,6 +54,27 @@ def test_levels_are_the_sets_and_rise_from_alone(many: dict[str, SimulatedModel]
     assert 2 <= len(levels) <= len(PRESSURES)
 
 
+def test_levels_are_the_slowdown_on_the_cores_that_a_model_needs() -> None:
+    layer = SHAPES[0].layers[1]
+    times = pressed_ns(layer, enumerate_tilings(layer, PAPERS, 64), PAPERS)  # (candidates, pressures, cores)
+    need = 8
+    target = {"one": int(times[:, 0, need - 1].min()) + 1}  # in time on 8 cores, and on no fewer
+    shape = ModelShape("one", "", (layer,))
+    best = times[times[:, 0, need - 1].argmin(), :, need - 1]
+    levels = model_profiles([shape], PAPERS, target)["one"].profile.versions[0][0].latency.levels
+    assert set(levels) <= {round(float(slowed), 4) for slowed in best / best[0]}
+    assert levels[-1] == round(float(best[-1] / best[0]), 4)
+    on_all = model_profiles([shape], PAPERS, target, levels_on="all")["one"].profile.versions[0][0].latency.levels
+    assert on_all[-1] != levels[-1]
+
+
+def test_a_single_version_is_tuned_for_the_whole_machine(single: dict[str, SimulatedModel]) -> None:
+    for of_layer, shape in zip(single["resnet50"].profile.versions, SHAPES[0].layers, strict=True):
+        candidates = enumerate_tilings(shape, PAPERS, 64)
+        fastest_ns = pressed_ns(shape, candidates, PAPERS)[:, 0, -1].min()
+        assert of_layer[0].latency.latency_ns[0][-1] == max(1, round(fastest_ns))
+
+
 def test_at_most_five_versions_by_block_size(
     many: dict[str, SimulatedModel], single: dict[str, SimulatedModel]
 ) -> None:
@@ -66,8 +93,10 @@ def test_versions_never_cost_and_pay_under_pressure(
     worst = len(many["resnet50"].profile.versions[0][0].latency.levels) - 1
     for name in QOS_NS:
         for cores in (1, 7, 16, 64):
-            assert best_ns(many[name], 0, cores) <= best_ns(single[name], 0, cores)
-            assert best_ns(many[name], worst, cores) <= best_ns(single[name], worst, cores)
+            # for all cores the single one was chosen; the one that many have for each count may lose a little there
+            most = 1.03 if cores == 64 else 1.0
+            for level in (0, worst):
+                assert best_ns(many[name], level, cores) <= most * best_ns(single[name], level, cores)
     assert best_ns(many["resnet50"], worst, 64) < 0.9 * best_ns(single["resnet50"], worst, 64)
 
 
