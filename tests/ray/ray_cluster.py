@@ -24,7 +24,8 @@ from veltair.ray.serve_config import APPLICATION, RESOURCE, Placement, serve_con
 
 MEMORY = 80 << 20  # of each node's object store
 PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
-FRONT = ("veltair.cli", "serve")
+FRONT = "veltair.cli"
+QOS_MS = 60_000.0  # slow machines serve every query in time, so none is refused
 
 
 def free_ports(count: int) -> list[int]:
@@ -63,7 +64,7 @@ class RayCluster:
     def config(self, tenants: Mapping[str, str | Path], **server: Any) -> Any:
         """A configuration with clients at Serve's proxies."""
         own = {"http": f"127.0.0.1:{self.http_port}", "grpc": f"127.0.0.1:{self.grpc_port}", "workers": 2, "cores": 1}
-        entries = [{"name": name, "artifact": str(path)} for name, path in tenants.items()]
+        entries = [{"name": name, "artifact": str(path), "qos_ms": QOS_MS} for name, path in tenants.items()]
         return parse_config({"server": own | server, "tenants": entries}, Path("test.toml"))
 
     def deploy(self, content: dict[str, Any]) -> None:
@@ -119,7 +120,7 @@ def daemons() -> dict[int, psutil.Process]:
     for replica in psutil.process_iter(["name", "cmdline"]):
         try:
             if "ray::ServeReplica" in " ".join(replica.info["cmdline"] or [replica.info["name"] or ""]):
-                fronts = [each for each in replica.children() if FRONT[0] in each.cmdline()]
+                fronts = [each for each in replica.children() if FRONT in each.cmdline()]
                 if fronts:
                     found[replica.pid] = fronts[0]
         except psutil.NoSuchProcess:

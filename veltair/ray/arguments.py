@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -13,6 +13,7 @@ from veltair.errors import ConfigError
 from veltair.schema_errors import with_key_first
 
 SOURCE = Path("args.config")  # what errors about the daemon's configuration begin with
+RouterName: TypeAlias = Literal["deadlines", "two-choices"]
 INSIDE = "127.0.0.1:0"  # where a daemon listens whose clients come through Ray
 
 
@@ -26,6 +27,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     config: dict[str, Any]  # of `veltair serve`, with absolute paths
     groups: dict[str, tuple[str, ...]]  # deployment: the tenants that each of its machines serves
     direct: bool = False  # clients reach the daemons themselves, and Ray only places and heals
+    router: RouterName = "deadlines"  # or Ray's own
 
 
 def read_arguments(raw: Mapping[str, Any]) -> Arguments:

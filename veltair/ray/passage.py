@@ -1,17 +1,16 @@
-"""Requests on their way from Ray's proxies to the daemon of this machine, and answers on their way back.
+"""Requests on their way from a replica to the daemon of its machine, and answers on their way back.
 
 What a message says is the daemon's business: bytes go on as they are, with the metadata and headers of their client.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import cycle
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import aiohttp
 import grpc
-from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from yarl import URL
 
@@ -19,6 +18,7 @@ from veltair.ray.servicer import SERVICE
 
 CHANNELS = 4  # connections to the daemon, which gives each at most a quarter of its memory for requests
 WHOLE_BYTES = 1 << 26  # a longer answer, or one without a length, is passed on piece by piece
+GONE = "the daemon of this machine does not answer; try again"
 OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -31,6 +31,9 @@ _OWN_HEADERS = {
     *("upgrade", "host", "content-length"),
 }
 
+Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
+Headers: TypeAlias = Sequence[tuple[str, str]]
+
 
 class CallContext(Protocol):
     """What Ray gives of a call over gRPC: `ray.serve.grpc_util.RayServegRPCContext`."""
@@ -40,6 +43,15 @@ class CallContext(Protocol):
     def set_code(self, code: Any) -> None: ...
 
     def set_details(self, details: str) -> None: ...
+
+
+def client_metadata(context: CallContext) -> Metadata:
+    """The metadata that its client has sent along."""
+    return [
+        (key, value)
+        for key, value in context.invocation_metadata()
+        if key not in _OWN_METADATA and not key.startswith(("grpc-", ":"))
+    ]
 
 
 class EncodedMessage:
@@ -58,40 +70,53 @@ class EncodedMessage:
         return self._encoded
 
 
+class GrpcAnswer(NamedTuple):
+    """How a call ended: `GrpcAnswer("NOT_FOUND", "unknown model 'm'", b"")`."""
+
+    code: str  # a name of grpc.StatusCode
+    details: str
+    message: bytes  # empty unless the code is OK
+
+    def tell(self, context: CallContext) -> EncodedMessage:
+        """The answer as Ray passes it on."""
+        if self.code != "OK":
+            context.set_code(grpc.StatusCode[self.code])
+            context.set_details(self.details)
+        return EncodedMessage(self.message)
+
+
 class GrpcPassage:
     """Calls of the Open Inference Protocol to one daemon; made in the event loop that uses it.
 
     ::
 
         passage = GrpcPassage("127.0.0.1:8001")
-        answer = await passage.call("ModelInfer", request, context)
+        answer = await passage.call("ModelInfer", request, client_metadata(context))
     """
 
     def __init__(self, address: str) -> None:
         self._channels = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(CHANNELS)]
         self._next = cycle(self._channels)
 
-    async def call(self, method: str, request: bytes, context: CallContext) -> EncodedMessage:
-        """The daemon's answer. Where it refuses, its status is set in `context` and the message is empty."""
-        ask = next(self._next).unary_unary(f"/{SERVICE}/{method}")
+    async def call(self, method: str, request: bytes, metadata: Metadata) -> GrpcAnswer:
+        """The daemon's answer, whatever its status."""
+        ask: Any = next(self._next).unary_unary(f"/{SERVICE}/{method}")
         try:
-            return EncodedMessage(await ask(request, metadata=_metadata(context)))
+            return GrpcAnswer("OK", "", await ask(request, metadata=metadata))
         except grpc.aio.AioRpcError as error:
-            context.set_code(error.code())
-            context.set_details(error.details() or "")
-            return EncodedMessage(b"")
+            return GrpcAnswer(error.code().name, _details(error), b"")
 
     async def stream(
         self, method: str, requests: AsyncIterator[bytes], context: CallContext
     ) -> AsyncIterator[EncodedMessage]:
         """The same for a stream in both directions. Raises AioRpcError, with its status set in `context`."""
-        ask = next(self._next).stream_stream(f"/{SERVICE}/{method}")
+        ask: Any = next(self._next).stream_stream(f"/{SERVICE}/{method}")
         try:
-            async for message in ask(requests, metadata=_metadata(context)):
+            async for message in ask(requests, metadata=client_metadata(context)):
                 yield EncodedMessage(message)
         except grpc.aio.AioRpcError as error:
             context.set_code(error.code())
-            context.set_details(error.details() or "")
+            context.set_details(_details(error))
             raise
 
     async def close(self) -> None:
@@ -99,12 +124,21 @@ class GrpcPassage:
             await channel.close()
 
 
-def _metadata(context: CallContext) -> Sequence[tuple[str, str | bytes]]:
-    return [
-        (key, value)
-        for key, value in context.invocation_metadata()
-        if key not in _OWN_METADATA and not key.startswith(("grpc-", ":"))
-    ]
+def _details(error: grpc.aio.AioRpcError) -> str:
+    """The daemon's words; where it could not be reached, ours, which name no address."""
+    lost = error.code() is grpc.StatusCode.UNAVAILABLE and "addr" in (error.details() or "")
+    return GONE if lost else error.details() or ""
+
+
+class HttpAnswer(NamedTuple):
+    """`HttpAnswer(200, [("Content-Type", "application/json")], b"{}")`."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+    def response(self) -> Response:
+        return _with_headers(Response(self.body, self.status), self.headers)
 
 
 class HttpPassage:
@@ -113,49 +147,62 @@ class HttpPassage:
     ::
 
         passage = HttpPassage("127.0.0.1:8000")
-        response = await passage.forward(request)
+        answer = await passage.ask("GET", b"/v2/health/ready", [], b"")
     """
 
-    def __init__(self, address: str, unavailable: Callable[[], Response]) -> None:
-        """`unavailable`: the answer where the daemon cannot be reached."""
-        self._base, self._unavailable = f"http://{address}", unavailable
+    def __init__(self, address: str) -> None:
+        self._base = f"http://{address}"
         connector = aiohttp.TCPConnector(limit=0)  # the daemon bounds them
         self._session = aiohttp.ClientSession(
             connector=connector, auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None)
         )
 
-    async def forward(self, request: Request) -> Response:
-        """The daemon's answer, whatever its status."""
-        scope = request.scope
-        path = scope.get("raw_path") or scope["path"].encode()
-        query = scope.get("query_string", b"")
-        url = URL(f"{self._base}{(path + b'?' + query if query else path).decode('latin-1')}", encoded=True)
-        headers = [(name, value) for name, value in request.headers.items() if name not in _OWN_HEADERS]
-        body = await request.body()
+    async def forward(self, method: str, target: bytes, headers: Headers, body: bytes) -> Response:
+        """The daemon's answer, whatever its status; a long one comes piece by piece."""
         try:
-            answer = await self._session.request(
-                request.method,
-                url,
-                headers=headers,
-                data=body or None,
-                allow_redirects=False,
-                skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
-            )
-            length = answer.content_length
-            if length is not None and length <= WHOLE_BYTES:
-                async with answer:
-                    return _with_headers(Response(await answer.read(), answer.status), answer)
+            answer = await self._request(method, target, headers, body)
+            if answer.content_length is None or answer.content_length > WHOLE_BYTES:
+                return _with_headers(StreamingResponse(_pieces(answer), answer.status), list(answer.headers.items()))
+            return (await _whole(answer)).response()
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
-            return self._unavailable()
-        return _with_headers(StreamingResponse(_pieces(answer), answer.status), answer)
+            return unavailable().response()
 
-    async def status(self, path: str, timeout_s: float) -> int:
-        """The status of a GET. Raises aiohttp.ClientError or TimeoutError."""
+    async def ask(self, method: str, target: bytes, headers: Headers, body: bytes) -> HttpAnswer:
+        """The same, as a whole."""
+        try:
+            return await _whole(await self._request(method, target, headers, body))
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
+            return unavailable()
+
+    async def page(self, path: str, timeout_s: float) -> tuple[int, str]:
+        """Status and text of a GET. Raises aiohttp.ClientError or TimeoutError."""
         async with self._session.get(f"{self._base}{path}", timeout=aiohttp.ClientTimeout(total=timeout_s)) as answer:
-            return answer.status
+            return answer.status, await answer.text()
 
     async def close(self) -> None:
         await self._session.close()
+
+    async def _request(self, method: str, target: bytes, headers: Headers, body: bytes) -> aiohttp.ClientResponse:
+        return await self._session.request(
+            method,
+            URL(f"{self._base}{target.decode('latin-1')}", encoded=True),
+            headers=[(name, value) for name, value in headers if name.lower() not in _OWN_HEADERS],
+            data=body or None,
+            allow_redirects=False,
+            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
+        )
+
+
+def unavailable() -> HttpAnswer:
+    """Of a machine whose daemon is gone."""
+    return HttpAnswer(
+        503, [("Content-Type", "application/json"), ("Retry-After", "1")], b'{"error":"%s"}' % GONE.encode()
+    )
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> HttpAnswer:
+    async with answer:
+        return HttpAnswer(answer.status, list(answer.headers.items()), await answer.read())
 
 
 async def _pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
@@ -164,8 +211,8 @@ async def _pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield piece
 
 
-def _with_headers(response: Response, answer: aiohttp.ClientResponse) -> Response:
-    for name, value in answer.headers.items():
+def _with_headers(response: Response, headers: Headers) -> Response:
+    for name, value in headers:
         if name.lower() not in _OWN_HEADERS:
             response.headers.append(name, value)
     return response

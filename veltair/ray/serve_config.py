@@ -11,7 +11,7 @@ from typing import Any
 from veltair.api.daemon import configuration_values
 from veltair.config import ServeConfig, ServerConfig, split_address
 from veltair.errors import ConfigError
-from veltair.ray.arguments import check_groups
+from veltair.ray.arguments import RouterName, check_groups
 
 IMPORT_PATH = "veltair.ray.app:build"
 SERVICER = "veltair.ray.servicer.add_inference_service"
@@ -22,6 +22,10 @@ ENTRANCE = "entrance"  # the deployment before several groups, or the one that s
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 5.0
 STOP_S = 30.0  # beyond the daemon's lame duck and drain
 SPARE_REQUESTS = 64  # that are not for inference
+ENTRANCE_REQUESTS = 4096
+POLICY = "veltair.ray.scaling:scale_by_slo"
+LOOK_BACK_S = 10.0  # what the autoscaler averages over
+GROW_S, SHRINK_S = 10.0, 300.0  # how long it sees a need before it acts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class Placement:
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)  # deployment: tenants; default: one with all
     direct: bool = False  # clients reach the daemons themselves
     cpus: float | None = None  # of a node, as Ray counts them; default: server.cores, else 1
+    router: RouterName = "deadlines"  # or "two-choices", Ray's own
     proxies: str = "EveryNode"  # where Ray listens
 
 
@@ -56,15 +61,26 @@ def machine_options(server: ServerConfig) -> dict[str, Any]:
     }
 
 
+def entrance_options() -> dict[str, Any]:
+    """Options of the deployment before the machines, which waits for them and computes next to nothing."""
+    return {"max_ongoing_requests": ENTRANCE_REQUESTS, "ray_actor_options": {"num_cpus": 0}}
+
+
 def serve_config(config: ServeConfig, placement: Placement) -> dict[str, Any]:
     """What the file says. Raises ConfigError for what cannot be done behind Ray, or with such groups."""
     groups = {name: list(tenants) for name, tenants in placement.groups.items()}
     groups = groups or {GROUP: [tenant.name for tenant in config.tenants]}
     check_groups(groups, config, "--group")
     _check_server(config.server, direct=placement.direct)
+    if ENTRANCE in groups:
+        raise ConfigError(f"--group: {ENTRANCE} is the name of what stands before the groups")
+    if placement.machines[0] != placement.machines[1] and config.clients:
+        raise ConfigError("--machines: with [[clients]] nobody tells the autoscaler the metrics; expected one number")
     args: dict[str, Any] = {"config": configuration_values(config), "groups": groups}
     if placement.direct:
         args["direct"] = True
+    if placement.router != Placement().router:
+        args["router"] = placement.router
     host, port = split_address(config.server.http)
     grpc_port = split_address(config.server.grpc)[1]
     listening: dict[str, Any] = {"http_options": {"host": host, "port": port}}
@@ -88,7 +104,19 @@ def serve_config(config: ServeConfig, placement: Placement) -> dict[str, Any]:
 
 
 def _replicas(least: int, most: int) -> dict[str, Any]:
-    return {"num_replicas": least}
+    if least == most:
+        return {"num_replicas": least}
+    return {
+        "num_replicas": "auto",
+        "autoscaling_config": {
+            "min_replicas": least,
+            "max_replicas": most,
+            "look_back_period_s": LOOK_BACK_S,
+            "upscale_delay_s": GROW_S,
+            "downscale_delay_s": SHRINK_S,
+            "policy": {"policy_function": POLICY},
+        },
+    }
 
 
 def _actor_options(server: ServerConfig, cpus: float | None) -> dict[str, Any]:

@@ -19,7 +19,9 @@ UNARY_METHODS: tuple[str, ...] = tuple(method.name for method in _SERVICE.method
 
 def add_inference_service(servicer: Any, server: Any) -> None:
     """As the generated functions of this kind do: `servicer` has a method for each of the service's."""
-    handlers = {name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in UNARY_METHODS}
+    handlers: dict[str, Any] = {
+        name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in UNARY_METHODS
+    }
     handlers[STREAM_METHOD] = grpc.stream_stream_rpc_method_handler(getattr(servicer, STREAM_METHOD))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from veltair.config import read_config
 from veltair.errors import ConfigError
+from veltair.ray.arguments import RouterName
 from veltair.ray.serve_config import RESOURCE, Placement, serve_config
 
 MOST_MACHINES = 10_000
@@ -30,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=TENANT,…",
         help="a deployment with these tenants alone, again for each group (default: one with all of them)",
     )
+    parser.add_argument(
+        "--router", choices=get_args(RouterName), default="deadlines", help="default: deadlines; the other is Ray's own"
+    )
     parser.add_argument("--direct", action="store_true", help="clients reach the daemons; Ray says where these are")
     parser.add_argument(
         "--cpus", type=float, metavar="N", help="of a node, as Ray counts (default: server.cores, or 1)"
@@ -48,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
     except ImportError:
         raise ConfigError("PyYAML is missing: pip install 'veltair[ray]'") from None
     config = read_config(args.config)
-    placement = Placement(_range(args.machines), _groups(args.group), args.direct, args.cpus, PROXIES[args.proxies])
+    placement = Placement(
+        _range(args.machines), _groups(args.group), args.direct, args.cpus, args.router, PROXIES[args.proxies]
+    )
     content = serve_config(config, placement)
     text = HEADER.format(resource=RESOURCE, file=args.out) + yaml.safe_dump(content, sort_keys=False)
     try:
