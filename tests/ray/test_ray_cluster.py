@@ -1,5 +1,6 @@
 """The application on a cluster: stock clients through Ray's proxies, and what is left when parts of it die."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,7 @@ def long_query(serving: RayCluster, seed: int) -> int:
 
 def computes(front: psutil.Process) -> bool:
     workers = [each for each in front.children(recursive=True) if "worker" in " ".join(each.cmdline())]
-    return any(each.cpu_percent(0.05) > 10 for each in workers)
+    return any(each.cpu_percent(0.2) > 25 for each in workers)
 
 
 def in_shared_memory() -> set[str]:

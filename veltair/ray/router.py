@@ -15,6 +15,7 @@ from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, Reque
 from veltair.ray.deadline_choice import DeadlineChoice
 
 HEAD_BYTES = 2048  # of a request as Ray has serialised it, in which its model's name is looked for
+MOST_COUNTED = 1 << 14
 TENANT_METADATA = "veltair-tenant"
 
 
@@ -30,6 +31,7 @@ class DeadlineRequestRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # 
         self._rng = Random()
         self._choice = DeadlineChoice(self._rng)
         self._complained: set[str] = set()
+        self._counted: dict[str, str] = {}  # by request: the replica for which it is counted already
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Also called whenever a replica reports."""
@@ -42,7 +44,10 @@ class DeadlineRequestRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # 
     ) -> list[list[RunningReplica]]:
         """Ranks of one replica each, those that report nothing in the last one."""
         offered = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        order = self._choice.rank(self._tenant(pending_request), time.time_ns())
+        tenant, now_ns = self._tenant(pending_request), time.time_ns()
+        order = self._choice.rank(tenant, now_ns)
+        if pending_request is not None and order:  # at once: others are routed before this one is sent
+            self._count(pending_request.metadata.internal_request_id, order[0], tenant, now_ns)
         ranks = [[offered[name]] for name in order if name in offered]
         silent = [offered[name] for name in self._silent if name in offered]
         if silent and not ranks:
@@ -50,7 +55,18 @@ class DeadlineRequestRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # 
         return [*ranks, self._rng.sample(silent, min(2, len(silent)))]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        self._choice.send(replica_id.unique_id, self._tenant(pending_request), time.time_ns())
+        """It may have gone elsewhere: then the first choice is wrong about it until its next report."""
+        request, replica = pending_request.metadata.internal_request_id, replica_id.unique_id
+        if self._counted.pop(request, replica) != replica:
+            self._choice.send(replica, self._tenant(pending_request), time.time_ns())
+
+    def _count(self, request: str, replica: str, tenant: str | None, now_ns: int) -> None:
+        if request in self._counted:
+            return
+        if len(self._counted) >= MOST_COUNTED:  # of requests that were given up before they were sent
+            self._counted.clear()
+        self._counted[request] = replica
+        self._choice.send(replica, tenant, now_ns)
 
     def _tenant(self, request: PendingRequest | None) -> str | None:
         """The tenant whose query it is, from its metadata or the beginning of its bytes."""
