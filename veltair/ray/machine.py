@@ -37,6 +37,7 @@ from veltair.server.engine.machine_limits import limit_machine
 
 READY = "/v2/health/ready"
 ANSWER_S = 2.0  # for the daemon, where this process asks
+PARENT_S = 0.5  # between two looks at the parent
 COUNTS_S = 1.0  # between two looks at its metrics
 TENANT = "veltair-tenant"  # HTTP header and gRPC metadata, which names a tenant
 REFUSED = {
@@ -71,6 +72,7 @@ class Machine:
         self._counted_s = 0.0
         self._grpc, self._http = GrpcPassage(self._daemon.grpc), HttpPassage(self._daemon.http)
         self._admin = HttpPassage(self._daemon.admin)
+        self._following = asyncio.create_task(end_with_parent(os.getppid()))
         await self.check_health()
 
     # For Ray
@@ -192,6 +194,14 @@ class Machine:
     def _end(self, tenant: str | None, began_ns: int, *, served: bool) -> None:
         if tenant is not None:
             self._flying.end(tenant, time.monotonic_ns() - began_ns, served=served)
+
+
+async def end_with_parent(parent: int) -> None:
+    """End this process once `parent` is gone, which is the raylet: without it an actor may stay for ever, of use to
+    nobody, with a daemon that has the machine."""
+    while os.getppid() == parent:
+        await asyncio.sleep(PARENT_S)
+    os._exit(1)
 
 
 def http_target(request: Request) -> bytes:

@@ -19,12 +19,13 @@ APPLICATION = "veltair"
 RESOURCE = "veltair"  # of a node that serves: `ray start --resources '{"veltair": 1}'`
 GROUP = "machines"  # the deployment, where there is one
 ENTRANCE = "entrance"  # the deployment before several groups, or the one that says where daemons listen
+DIRECTORY_PORT = 8500  # where Ray tells where the daemons listen; they have the configuration's ports
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 5.0
 STOP_S = 30.0  # beyond the daemon's lame duck and drain
 SPARE_REQUESTS = 64  # that are not for inference
 ENTRANCE_REQUESTS = 4096
 POLICY = "veltair.ray.scaling:scale_by_slo"
-LOOK_BACK_S = 10.0  # what the autoscaler averages over
+LOOK_BACK_S = 15.0  # what the autoscaler averages over
 GROW_S, SHRINK_S = 10.0, 300.0  # how long it sees a need before it acts
 
 
@@ -82,13 +83,14 @@ def serve_config(config: ServeConfig, placement: Placement) -> dict[str, Any]:
     if placement.router != Placement().router:
         args["router"] = placement.router
     host, port = split_address(config.server.http)
-    grpc_port = split_address(config.server.grpc)[1]
-    listening: dict[str, Any] = {"http_options": {"host": host, "port": port}}
-    listening["grpc_options"] = {"port": grpc_port, "grpc_servicer_functions": [SERVICER]}
+    listening: dict[str, Any] = {"http_options": {"host": host, "port": DIRECTORY_PORT if placement.direct else port}}
+    if not placement.direct:
+        grpc_port = split_address(config.server.grpc)[1]
+        listening["grpc_options"] = {"port": grpc_port, "grpc_servicer_functions": [SERVICER]}
     actor = _actor_options(config.server, placement.cpus)
     return {
         "proxy_location": placement.proxies,
-        **({} if placement.direct else listening),
+        **listening,
         "applications": [
             {
                 "name": APPLICATION,
