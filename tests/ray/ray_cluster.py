@@ -26,6 +26,7 @@ MEMORY = 80 << 20  # of each node's object store
 PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 FRONT = "veltair.cli"
 QOS_MS = 60_000.0  # slow machines serve every query in time, so none is refused
+HUNG_BLOCK_S = 300.0  # on cores that many others want, a block of seconds may take a minute
 
 
 def free_ports(count: int) -> list[int]:
@@ -63,7 +64,8 @@ class RayCluster:
 
     def config(self, tenants: Mapping[str, str | Path], **server: Any) -> Any:
         """A configuration with clients at Serve's proxies."""
-        own = {"http": f"127.0.0.1:{self.http_port}", "grpc": f"127.0.0.1:{self.grpc_port}", "workers": 2, "cores": 1}
+        own = {"http": f"127.0.0.1:{self.http_port}", "grpc": f"127.0.0.1:{self.grpc_port}"}
+        own |= {"workers": 2, "cores": 1, "hung_block_s": HUNG_BLOCK_S}
         entries = [{"name": name, "artifact": str(path), "qos_ms": QOS_MS} for name, path in tenants.items()]
         return parse_config({"server": own | server, "tenants": entries}, Path("test.toml"))
 
