@@ -23,6 +23,7 @@ from veltair.config import parse_config
 from veltair.ray.serve_config import APPLICATION, RESOURCE, Placement, serve_config
 
 MEMORY = 80 << 20  # of each node's object store
+ATTEMPTS = 3
 PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 FRONT = "veltair.cli"
 QOS_MS = 60_000.0  # slow machines serve every query in time, so none is refused
@@ -52,7 +53,8 @@ class RayCluster:
     def __init__(self, nodes: int, folder: Path) -> None:
         self.folder = folder
         self.http_port, self.grpc_port = free_ports(2)
-        self.cluster = Cluster(initialize_head=True, head_node_args=node_arguments(temp_dir=str(folder)))
+        self.cluster = Cluster()
+        self._add_node(temp_dir=str(folder))  # the first one is the head
         self.nodes = [self.add_node() for _ in range(nodes)]
         ray.init(address=self.cluster.address, log_to_driver=False)
         options = {"host": "127.0.0.1", "port": self.http_port}
@@ -60,7 +62,17 @@ class RayCluster:
         serve.start(proxy_location="HeadOnly", http_options=options, grpc_options=content["grpc_options"])
 
     def add_node(self) -> Any:
-        return self.cluster.add_node(**node_arguments(resources={RESOURCE: 1}))
+        return self._add_node(resources={RESOURCE: 1})
+
+    def _add_node(self, **more: Any) -> Any:
+        """Ray gives a node's agents 15 s to start, which many others on the machine can make too few."""
+        for attempt in range(ATTEMPTS):
+            try:
+                return self.cluster.add_node(**node_arguments(**more))
+            except Exception as error:  # Ray raises nothing more specific
+                if attempt + 1 == ATTEMPTS or "timed out during startup" not in str(error):
+                    raise
+        raise AssertionError
 
     def config(self, tenants: Mapping[str, str | Path], **server: Any) -> Any:
         """A configuration with clients at Serve's proxies."""
@@ -104,7 +116,7 @@ def ray_environment() -> Iterator[None]:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_enable_worker_prestart": "0",
             "RAY_prestart_worker_first_driver": "0",
-            "RAY_raylet_start_wait_time_s": "120",
+            "RAY_raylet_start_wait_time_s": "60",
             "RAY_agent_register_timeout_ms": "120000",
         }
         before = {key: os.environ.get(key) for key in own}
