@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": ("veltair.commands.bench", "time an artifact beside ONNX Runtime and OpenVINO"),
     "serve": ("veltair.commands.serve", "serve artifacts, or the models of a configuration"),
     "token": ("veltair.commands.token", "make a bearer token for a client of the daemon"),
+    "ray": ("veltair.ray.command", "write a configuration of Ray Serve, for many machines"),
     "load": ("veltair.commands.load", "drive a daemon with an open-loop load, or find its peak"),
     "plan": ("veltair.commands.plan", "explain the layer-blocks that would be formed"),
     "profile": ("veltair.commands.profile", "time whole models, or fit the interference proxy to hardware counters"),

@@ -60,7 +60,9 @@ def artifacts_config(
         tenants = [_tenant(models, None)]
     else:
         tenants = [_tenant(each, None) for each in models]
-    return parse_config({"server": dict(server), "tenants": [_said(tenant) for tenant in tenants]}, Path(where))
+    return parse_config(
+        {"server": dict(server), "tenants": [configuration_values(tenant) for tenant in tenants]}, Path(where)
+    )
 
 
 def _tenant(served: Served, name: str | None) -> TenantConfig:
@@ -71,13 +73,13 @@ def _tenant(served: Served, name: str | None) -> TenantConfig:
     return TenantConfig(name=name or artifact.manifest.model, artifact=str(artifact.path.absolute()))
 
 
-def _said(value: Any) -> Any:
+def configuration_values(value: Any) -> Any:
     """A configuration as TOML has it: what is None is left out."""
     if isinstance(value, msgspec.Struct):
         value = msgspec.to_builtins(value)
     if isinstance(value, dict):
-        return {key: _said(each) for key, each in value.items() if each is not None}
-    return [_said(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: configuration_values(each) for key, each in value.items() if each is not None}
+    return [configuration_values(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 class Daemon:
@@ -95,7 +97,7 @@ class Daemon:
         self._clients: list[Client] = []
         self._folder = tempfile.TemporaryDirectory(prefix="veltair-serve-")
         file, self.log = (Path(self._folder.name) / name for name in ("serve.toml", "daemon.log"))
-        file.write_bytes(tomli_w.dumps(_said(config)).encode())
+        file.write_bytes(tomli_w.dumps(configuration_values(config)).encode())
         command = [sys.executable, "-m", "veltair.cli", "serve", str(file), "--json", "--attached"]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
@@ -107,6 +109,11 @@ class Daemon:
         self.http: str = where["http"]
         self.grpc: str = where["grpc"]
         self.admin: str = where.get("admin", self.http)
+
+    @property
+    def running(self) -> bool:
+        """Whether its front process is there; whether it is ready, `/v2/health/ready` says."""
+        return self._process.poll() is None
 
     def _fail(self) -> None:
         code = self._process.wait()

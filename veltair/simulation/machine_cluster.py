@@ -16,12 +16,12 @@ import numpy as np
 
 from veltair.errors import ConfigError, InvariantError
 from veltair.simulation.arrivals import draw_arrivals
+from veltair.simulation.headroom import MachineReport, estimate_core_ns
 from veltair.simulation.routed_machine import RoutedMachine
-from veltair.simulation.routers import ROUTERS, MachineReport, RouterView
+from veltair.simulation.routers import ROUTERS, RouterView
 from veltair.simulation.simulation import Simulation
 from veltair.simulation.simulation_run import SimulationRun
 from veltair.simulation.simulation_scenario import SimulationScenario
-from veltair.types import ModelProfile
 
 MOST_MACHINES = 10_000
 REPORT_EVENTS = 256  # events between two looks at the progress
@@ -43,16 +43,6 @@ def check_cluster(scenario: SimulationScenario, machines: int) -> None:
             raise ConfigError(f"tenants[{i}].machines: expected at least one machine")
         if tenant.machines is not None and max(tenant.machines) >= machines:
             raise ConfigError(f"tenants[{i}].machines: expected below {machines}, got {max(tenant.machines)}")
-
-
-def estimate_core_ns(profile: ModelProfile, target_ns: int) -> float:
-    """Returns the core time of a query on the fewest cores that meet the target, alone on the machine, else on all."""
-    cores = len(profile.versions[0][0].latency.latency_ns[0])
-    for count in range(1, cores + 1):
-        time_ns = sum(min(each.latency.latency_ns[0][count - 1] for each in layer) for layer in profile.versions)
-        if time_ns <= target_ns:
-            break
-    return float(count * time_ns)
 
 
 class MachineCluster:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from veltair.simulation.routers import MachineReport
+from veltair.simulation.headroom import MachineReport
 from veltair.simulation.simulation import Simulation
 from veltair.simulation.simulation_run import RunMeter
 

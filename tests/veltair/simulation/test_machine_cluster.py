@@ -14,8 +14,9 @@ from small_models import small_machine, small_model
 
 from veltair.errors import ConfigError
 from veltair.simulation.arrivals import draw_arrivals
+from veltair.simulation.headroom import MachineReport
 from veltair.simulation.machine_cluster import MachineCluster, check_cluster
-from veltair.simulation.routers import ROUTERS, DeadlineRouter, MachineReport, PowerOfTwoChoices, RouterView
+from veltair.simulation.routers import ROUTERS, DeadlineRouter, PowerOfTwoChoices, RouterView
 from veltair.simulation.simulation import Simulation
 from veltair.simulation.simulation_scenario import (
     MachineFailure,

@@ -1,0 +1,140 @@
+"""What stands before the machines where Ray's proxies cannot reach them at once: `Entrance` before several groups, and
+`Directory` where clients go to the daemons themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from tritonclient.grpc import service_pb2
+
+from veltair.ray.machine import TENANT, http_target
+from veltair.ray.passage import CallContext, EncodedMessage, GrpcAnswer, HttpAnswer, client_metadata
+from veltair.ray.servicer import UNARY_METHODS, leading_text
+
+# Questions about all tenants: every group is asked.
+ALL_LIVE, ALL_LISTED = {"ServerLive", "ServerReady"}, {"RepositoryIndex", "ModelStatistics"}
+LISTED_PATHS = {"/v2/repository/index": None, "/v2/models/stats": "model_stats"}  # the key of the list, if it has one
+HEALTH_PATHS = "/v2/health/"
+DIRECTORY_S = 5.0  # for the machines to say where they listen
+
+
+class Entrance:
+    """Sends each request on to the group whose tenant it names, and asks all groups what is about all of them.
+
+    Clients name tenants, not their models. What names no tenant goes to the first group, which says what is wrong.
+    """
+
+    def __init__(self, machines: dict[str, DeploymentHandle], homes: Mapping[str, str]) -> None:
+        """`homes`: the group of each tenant."""
+        self._machines, self._homes = machines, homes
+        self._first = next(iter(machines))
+
+    async def __call__(self, request: Request) -> Response:
+        """A request over HTTP."""
+        target, path = http_target(request), request.url.path
+        passed = (target, request.method, list(request.headers.items()), await request.body())
+        if path in LISTED_PATHS or path.startswith(HEALTH_PATHS):
+            answers = [HttpAnswer(*each) for each in await self._of_all("pass_request", *passed)]
+            return _joined(path, answers).response()
+        parts = path.split("/")
+        named = request.headers.get(TENANT) or (parts[3] if parts[1:3] == ["v2", "models"] and len(parts) > 3 else "")
+        return HttpAnswer(*await self._handle(named).pass_request.remote(*passed)).response()
+
+    async def ModelStreamInfer(  # noqa: N802  the service's name
+        self, requests: AsyncIterator[bytes], grpc_context: CallContext
+    ) -> AsyncIterator[EncodedMessage]:
+        """Queries one after the other, each for its own group."""
+        async for request in requests:
+            answer = await self.pass_call(request, "ModelInfer", grpc_context)
+            yield EncodedMessage(_streamed(answer))
+
+    async def pass_call(self, request: bytes, method: str, context: CallContext) -> GrpcAnswer:
+        """A call over gRPC."""
+        metadata = client_metadata(context)
+        name = leading_text(request)
+        if method in ALL_LIVE or (method in ALL_LISTED and not (name and method == "ModelStatistics")):
+            answers = [GrpcAnswer(*each) for each in await self._of_all("pass_call", request, method, metadata)]
+            failed = next((answer for answer in answers if answer.code != "OK"), None)
+            # Messages of a list, one behind the other, are a message with the whole list; false is an empty message.
+            whole = b"".join(answer.message for answer in answers)
+            alive = answers[0].message if all(answer.message for answer in answers) else b""
+            return failed or GrpcAnswer("OK", "", alive if method in ALL_LIVE else whole)
+        named = next((str(value) for key, value in metadata if key == TENANT), name)
+        return GrpcAnswer(*await self._handle(named).pass_call.remote(request, method, metadata))
+
+    def _handle(self, tenant: str) -> DeploymentHandle:
+        return self._machines[self._homes.get(tenant, self._first)]
+
+    async def _of_all(self, method: str, *arguments: Any) -> list[Any]:
+        """One machine of each group is asked."""
+        asked = (getattr(handle, method).remote(*arguments) for handle in self._machines.values())
+        return await asyncio.gather(*asked)
+
+
+class Directory:
+    """Says over HTTP where the daemons of each group listen: `{"machines": [{"node", "http", "grpc", "tenants"}]}`.
+
+    It asks them each time, so that nobody is sent to one that is gone.
+    """
+
+    def __init__(self, machines: dict[str, DeploymentHandle]) -> None:
+        self._machines = machines
+
+    async def __call__(self, request: Request) -> Response:
+        """GET of any path. `?tenant=NAME`: the machines that serve it alone."""
+        tenant = request.query_params.get("tenant")
+        asked = [(group, handle.broadcast("where")) for group, handle in self._machines.items()]
+        machines = []
+        for group, answers in asked:
+            try:
+                found = await answers.results_async(timeout_s=DIRECTORY_S, return_exceptions=True)
+            except (RayServeException, TimeoutError):
+                continue
+            machines += [{"group": group, **each} for each in found if isinstance(each, dict)]
+        shown = [each for each in machines if tenant is None or tenant in each["tenants"]]
+        if tenant is not None and machines and not shown:
+            return JSONResponse({"error": f"no machine serves tenant {tenant!r:.80}"}, 404)
+        if not shown:
+            return JSONResponse({"error": "no machine is there at the moment"}, 503, {"Retry-After": "1"})
+        return JSONResponse({"machines": shown})
+
+
+def _joined(path: str, answers: list[HttpAnswer]) -> HttpAnswer:
+    """One answer about all groups: the first that is an error, or all lists in one."""
+    failed = next((answer for answer in answers if answer.status != 200), None)
+    if failed is not None or path not in LISTED_PATHS:
+        return failed or answers[0]
+    key = LISTED_PATHS[path]
+    contents = [msgspec.json.decode(answer.body) for answer in answers]
+    rows = [row for content in contents for row in (content if key is None else content[key])]
+    body = msgspec.json.encode(rows if key is None else {key: rows})
+    return HttpAnswer(200, [("Content-Type", "application/json")], body)
+
+
+def _streamed(answer: GrpcAnswer) -> bytes:
+    """A message of `ModelStreamInfer`, in which an error is a text."""
+    if answer.code != "OK":
+        failed: bytes = service_pb2.ModelStreamInferResponse(error_message=answer.details).SerializeToString()
+        return failed
+    response = service_pb2.ModelInferResponse.FromString(answer.message)
+    whole: bytes = service_pb2.ModelStreamInferResponse(infer_response=response).SerializeToString()
+    return whole
+
+
+def _unary(method: str) -> Callable[[Entrance, bytes, CallContext], Awaitable[EncodedMessage]]:
+    async def call(self: Entrance, request: bytes, grpc_context: CallContext) -> EncodedMessage:
+        return (await self.pass_call(request, method, grpc_context)).tell(grpc_context)
+
+    call.__name__, call.__qualname__ = method, f"Entrance.{method}"
+    return call
+
+
+for _method in UNARY_METHODS:
+    setattr(Entrance, _method, _unary(_method))
