@@ -78,6 +78,7 @@ sbom: wheel
 # The paper's figures from the simulator, and docs/results.md; a quarter of an hour to an hour on 2 cores; a run that was interrupted continues.
 figures: $(VENV)/ready
 	$(BIN)/python -m bench.paper.figures
+	$(BIN)/python -m bench.paper.ablations
 
 # docs/measurements.md from the committed results.
 measurements: $(VENV)/ready

@@ -25,7 +25,10 @@ from bench.paper.readings import ABLATIONS, TEXT, Readings, relevant
 
 RESULT = FIGURES / "readings.json"
 PAGE = FIGURES.parent / "results.md"
-BY_TEXT = ("planaria", "layerwise", "veltair-as", "veltair-full", "veltair-full@passing", "veltair")
+BY_TEXT = (
+    *("planaria", "planaria@keeps-late", "layerwise"),
+    *("veltair-as", "veltair-full", "veltair-full@passing", "veltair"),
+)
 ROWS = ("planaria", "layerwise", "veltair-full")  # of each reading
 # Runs of layer-wise take ten times as long as FULL's, a block for each layer: of what concerns it, it has these alone.
 LAYER_WISE = (
