@@ -21,7 +21,6 @@ from veltair.errors import (
     OverloadedError,
     QueryError,
     RefusalReason,
-    RequestError,
     UnknownModelError,
     VeltairError,
     error_of_kind,
@@ -196,12 +195,6 @@ class EngineConnection:
     def slots_taken(self) -> int:
         return self._slots.taken
 
-    def _read_result(self, held: HeldQuery, ended: m.QueryEnded) -> QueryResult:
-        query, stamps = held.message, ended.stamps
-        outputs = self.models.read_outputs(query.tenant, query.slot, query.batch)
-        queue_ns = stamps.begin_ns - query.arrival_ns
-        return QueryResult(outputs, queue_ns, ended.execute_ns, held.submitted_ns, stamps, ended.blocks)
-
     # The socket
 
     def _watch_backlog(self) -> None:
@@ -267,10 +260,7 @@ class EngineConnection:
             return
         if not held.result.done():
             if ended.outcome == "done":
-                try:
-                    held.result.set_result(self._read_result(held, ended))
-                except RequestError as error:  # it asked for more than the model has room for
-                    held.result.set_exception(error)
+                held.answer(self.models, ended)
             else:
                 held.fail(error_of(ended.outcome, ended.reason))
         self._slots.give_back(held.message.tenant, held.message.slot)

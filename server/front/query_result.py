@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from veltair.errors import QueryError
-from veltair.server.ipc.messages import InferQuery
+from veltair.errors import QueryError, RequestError
+from veltair.server.ipc.messages import InferQuery, QueryEnded
 from veltair.server.ipc.stages import ANSWER, STAGES, EngineStamps
 from veltair.server.ipc.status_records import BlockRecord
 from veltair.server.protocol.infer_request import Parameter
+from veltair.server.repository.engine_models import EngineModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,18 @@ class HeldQuery:
     result: asyncio.Future[QueryResult]
     message: InferQuery
     submitted_ns: int
+
+    def answer(self, models: EngineModels, ended: QueryEnded) -> None:
+        """Whoever waits for it gets its outputs, or learns that they are larger than the model has room for."""
+        query, stamps = self.message, ended.stamps
+        try:
+            outputs = models.read_outputs(query.tenant, query.slot, query.batch)
+        except RequestError as error:
+            self.result.set_exception(error)
+            return
+        queue_ns = stamps.begin_ns - query.arrival_ns
+        result = QueryResult(outputs, queue_ns, ended.execute_ns, self.submitted_ns, stamps, ended.blocks)
+        self.result.set_result(result)
 
     def fail(self, error: QueryError) -> None:
         """Whoever waits for it gets this error, unless it has ended before."""
