@@ -36,6 +36,8 @@ from veltair.server.protocol.json_parser import INLINE_BYTES
 RETRY_AFTER_S = 1
 
 _log = logging.getLogger(__name__)
+# FastAPI's own would trace requests besides, and its logs have texts of errors: `server.otel` is the one way.
+_NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 READ = ["GET", "HEAD"]  # Starlette's own routes add HEAD by themselves; uvicorn sends no body for it
 _UNSUPPORTED = ("cudasharedmemory", "trace", "logging")
 
@@ -45,7 +47,7 @@ def application(service: InferenceService, dashboard: Dashboard, learner: PlanLe
 
     `learner` writes down what requests become, where I/O threads can follow it.
     """
-    app = FastAPI(title="veltair", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="veltair", docs_url=None, redoc_url=None, openapi_url=None, telemetry=_NO_TELEMETRY)
     _add_error_handlers(app)
     _add_inference(app, service, learner)
     _add_models(app, service)
