@@ -16,6 +16,18 @@ from onnx import helper, numpy_helper
 Array: TypeAlias = NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
 
+IR_VERSION = 10  # any that ONNX Runtime reads
+KINDS = {  # ONNX's element types, by ONNX Runtime's names
+    "tensor(float)": onnx.TensorProto.FLOAT,
+    "tensor(double)": onnx.TensorProto.DOUBLE,
+    "tensor(float16)": onnx.TensorProto.FLOAT16,
+    **{f"tensor({name.lower()})": getattr(onnx.TensorProto, name) for name in ("BOOL", "STRING", "BFLOAT16")},
+    **{
+        f"tensor({u}int{b})": getattr(onnx.TensorProto, f"{u}int{b}".upper())
+        for u in ("", "u")
+        for b in (8, 16, 32, 64)
+    },
+}
 DATA_BYTES = 4096  # of values that shape inference is told: they may be shapes, axes or repeats
 
 
@@ -63,6 +75,32 @@ def infer_node(
     model = helper.make_model(graph, opset_imports=opsets, ir_version=onnx.IR_VERSION)
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     return found | _read({value.name: value.type for value in inferred.graph.output})
+
+
+def infer_foreign(
+    node: onnx.NodeProto, opsets: Mapping[str, int], types: Mapping[str, TensorType], values: Mapping[str, Array]
+) -> dict[str, TensorType]:
+    """Likewise for an operator that ONNX does not know, by ONNX Runtime's own inference; empty where that has none.
+
+    opsets: versions of operator sets, by domain.
+    """
+    data = [
+        numpy_helper.from_array(np.asarray(values[name]), name)
+        for name in dict.fromkeys(node.input)
+        if name in values and values[name].nbytes <= DATA_BYTES
+    ]
+    told = {tensor.name for tensor in data}
+    inputs = [onnx.ValueInfoProto(name=name, type=known.proto()) for name, known in types.items() if name not in told]
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    graph = helper.make_graph([node], "node", inputs, outputs, data)
+    ids = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    session = _session(helper.make_model(graph, opset_imports=ids, ir_version=IR_VERSION).SerializeToString())
+    found = {}
+    for port in session.get_outputs() if session else ():
+        kind = KINDS.get(port.type)
+        if kind is not None and all(isinstance(dim, int) for dim in port.shape):
+            found[port.name] = TensorType(kind, tuple(port.shape))
+    return found
 
 
 def _read(types: Mapping[str, onnx.TypeProto]) -> dict[str, TensorType]:

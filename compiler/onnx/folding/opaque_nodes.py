@@ -6,7 +6,7 @@ as long as everything that leaves them has a shape that is known, or that the fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import onnx
 from onnx import helper
@@ -59,6 +59,15 @@ def join_opaque(
     joined = _join(nodes, inside, next(iter(opaque.values())), known, outputs)
     others = [i for i in range(len(nodes)) if i not in inside]
     return [*(nodes[i] for i in others if i not in behind), joined, *(nodes[i] for i in others if i in behind)]
+
+
+def wrap_foreign(nodes: Sequence[onnx.NodeProto], known: Set[str], outputs: Set[str]) -> Iterator[onnx.NodeProto]:
+    """The nodes, each whose operator ONNX does not define inside a node of its own: patterns know operators by name."""
+    for i, node in enumerate(nodes):
+        if node.domain == OWN_DOMAIN or onnx.defs.has(node.op_type, node.domain):
+            yield node
+        else:
+            yield _join(nodes, {i}, f"operator {node.domain}.{node.op_type} is not one of ONNX", known, outputs)
 
 
 def _reached(start: set[int], reads: Sequence[Sequence[int]]) -> set[int]:

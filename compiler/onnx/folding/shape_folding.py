@@ -16,7 +16,7 @@ import onnx
 from onnx import helper
 
 from veltair.compiler.onnx.constants import captured_names
-from veltair.compiler.onnx.folding.opaque_nodes import OWN_DOMAIN, is_opaque, join_opaque
+from veltair.compiler.onnx.folding.opaque_nodes import OWN_DOMAIN, is_opaque, join_opaque, wrap_foreign
 from veltair.compiler.onnx.folding.row_numbers import ROWS, keep_apart
 from veltair.compiler.onnx.folding.shape_arguments import restate
 from veltair.compiler.onnx.folding.shape_propagation import ShapePropagation, TensorFacts, same_values
@@ -82,6 +82,7 @@ def fold_shapes(
         # Of tensors that nobody outside reads, the values are not kept.
         computed = {n for n, f in facts.items() if f.values is not None and (not f.values or f.constant is None)}
         given = join_opaque(given, opaque, facts.keys(), computed, outputs)
+    given = list(wrap_foreign(given, facts.keys(), outputs))
     folding = _Folding(facts, dict(constants) | propagation.constants, _opsets(proto)[""], max_batch, path)
     rewritten = [*folding.nodes(given), *folding.outputs(outputs)]
     nodes = _needed(folding.renamed(rewritten), outputs)

@@ -18,8 +18,9 @@ import onnx
 
 from veltair.compiler.onnx.branches import take_branch
 from veltair.compiler.onnx.constants import captured_names, inner_graphs
+from veltair.compiler.onnx.folding.fused_operators import expand_fused
 from veltair.compiler.onnx.node_attributes import attribute
-from veltair.compiler.onnx.node_evaluation import Array, NodeEvaluator, Shape, TensorType, infer_node
+from veltair.compiler.onnx.node_evaluation import Array, NodeEvaluator, Shape, TensorType, infer_foreign, infer_node
 from veltair.compiler.onnx.simplify import describe_error
 from veltair.errors import ModelError
 
@@ -86,8 +87,8 @@ class ShapePropagation:
         """`stated`: what the file says of outputs whose shape nothing else tells; None: there may be no such tensor."""
         samples = len(next(iter(inputs.values())).types) if inputs else 1
         self._given, self._opsets, self._outputs, self._path = nodes, opsets, outputs, path
-        self.nodes: list[onnx.NodeProto] = []  # those given, with the nodes of branches that are taken
-        self.constants: dict[str, Array] = {}  # of branches that are taken
+        self.nodes: list[onnx.NodeProto] = []  # those given; in place of some, the nodes that they stand for
+        self.constants: dict[str, Array] = {}  # of such nodes
         self.opaque: dict[str, str] = {}  # tensors whose shape cannot be told, and why
         self._stated = stated
         self._facts = dict(inputs) | {n: TensorFacts.of_constant(a, samples) for n, a in constants.items()}
@@ -106,10 +107,8 @@ class ShapePropagation:
         while left:
             node = left.popleft()
             readers.subtract(_read(node))
-            asked = self._facts.get(node.input[0]) if node.op_type == "If" else None
-            condition = asked.constant if asked else None
-            if condition is not None:
-                taken, constants = take_branch(node, bool(condition))
+            if (parts := self._parts(node)) is not None:
+                taken, constants = parts
                 left.extendleft(reversed(taken))
                 readers.update(name for inner in taken for name in _read(inner))
                 self.constants |= constants
@@ -124,6 +123,17 @@ class ShapePropagation:
                 if not readers[name] and name not in wanted and facts is not None and facts.values is not None:
                     self._facts[name] = replace(facts, values=())
         return self._facts
+
+    def _parts(self, node: onnx.NodeProto) -> tuple[list[onnx.NodeProto], dict[str, Array]] | None:
+        """The nodes and constants that take the place of a node: of a branch, or what a fused one is made of."""
+        if node.op_type == "If":
+            asked = self._facts.get(node.input[0])
+            condition = asked.constant if asked else None
+            return None if condition is None else take_branch(node, bool(condition))
+        known = {name: self._facts[name].types[0] for name in node.input if name in self._facts}
+        if any(kind.kind != onnx.TensorProto.FLOAT for kind in known.values()):
+            return None
+        return expand_fused(node, {name: len(kind.shape) for name, kind in known.items() if kind.shape is not None})
 
     def _visit(self, node: onnx.NodeProto) -> dict[str, TensorFacts]:
         names = [name for name in node.output if name]
@@ -153,12 +163,15 @@ class ShapePropagation:
     def _infer(self, node: onnx.NodeProto, sample: int, lenient: bool) -> dict[str, TensorType]:
         """`lenient`: some inputs are opaque, so that what they lead to need not fit."""
         opset = self._opsets.get("" if node.domain == "ai.onnx" else node.domain)
-        if opset is None or not onnx.defs.has(node.op_type, node.domain):
+        if opset is None:
             return {}
         used = dict.fromkeys((*node.input, *captured_names(node)))
         facts = {name: self._facts[name] for name in used if name in self._facts}
         types = {name: fact.types[sample] for name, fact in facts.items()}
         values = {name: fact.values[sample] for name, fact in facts.items() if fact.values is not None}
+        if not onnx.defs.has(node.op_type, node.domain):
+            known = all(name in types and types[name].shape is not None for name in used if name)
+            return infer_foreign(node, self._opsets, types, values) if known else {}
         try:
             return infer_node(node, opset, types, values)
         except Exception as error:  # ONNX raises whatever its checks raise

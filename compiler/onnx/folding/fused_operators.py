@@ -1,0 +1,181 @@
+"""Operators of ONNX Runtime's own set that its optimiser makes of standard ones, and what they are made of.
+
+A file that was saved behind the optimiser holds them; as standard operators our kernels compute them. An operator that
+is not here, or has an option that is not, stays what it is and is left to ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from veltair.compiler.onnx.node_attributes import attribute
+from veltair.compiler.onnx.node_evaluation import Array
+
+DOMAIN = "com.microsoft"
+Ranks: TypeAlias = Mapping[str, int]  # of the node's inputs, as far as they are known
+Expansion: TypeAlias = tuple[list[onnx.NodeProto], dict[str, Array]]
+
+
+def expand_fused(node: onnx.NodeProto, ranks: Ranks) -> Expansion | None:
+    """Standard nodes that make the outputs of a fused one under their names, and their constants; None where there are
+    none that do.
+
+    >>> node = helper.make_node("BiasGelu", ["x", "b"], ["y"], name="n", domain=DOMAIN)
+    >>> [each.op_type for each in expand_fused(node, {"x": 2, "b": 1})[0]]
+    ['Add', 'Div', 'Erf', 'Add', 'Mul', 'Mul']
+    """
+    if node.domain != DOMAIN or node.op_type not in _EXPANSIONS:
+        return None
+    parts = _Parts(node, ranks)
+    if not _EXPANSIONS[node.op_type](parts):
+        return None
+    return parts.nodes, parts.constants
+
+
+class _Parts:
+    """What a fused node becomes."""
+
+    def __init__(self, node: onnx.NodeProto, ranks: Ranks) -> None:
+        self.fused, self.ranks = node, ranks
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, Array] = {}
+
+    def input(self, place: int) -> str:
+        """Its name; empty where it is left out."""
+        return self.fused.input[place] if place < len(self.fused.input) else ""
+
+    def given(self, name: str, default: Any) -> Any:
+        return attribute(self.fused, name, default)
+
+    def add(self, op: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
+        """Add a node. Returns the name of its output, which is new unless it is given."""
+        name = f"{self.fused.name}/{op}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [output or name], name=name, **attributes))
+        return output or name
+
+    def number(self, value: float) -> str:
+        name = f"{self.fused.name}/{len(self.constants)}"
+        self.constants[name] = np.array(value, np.float32)
+        return name
+
+
+def _gelu(parts: _Parts, x: str) -> bool:
+    part = parts.add("Erf", [parts.add("Div", [x, parts.number(math.sqrt(2))])])
+    weighed = parts.add("Mul", [x, parts.add("Add", [part, parts.number(1.0)])])
+    parts.add("Mul", [weighed, parts.number(0.5)], parts.fused.output[0])
+    return True
+
+
+def _bias_gelu(parts: _Parts) -> bool:
+    return _gelu(parts, parts.add("Add", [parts.input(0), parts.input(1)]))
+
+
+def _fast_gelu(parts: _Parts) -> bool:
+    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
+    x = parts.input(0)
+    if bias := parts.input(1):
+        x = parts.add("Add", [x, bias])
+    cube = parts.add("Mul", [parts.add("Pow", [x, parts.number(3.0)]), parts.number(0.044715)])
+    inner = parts.add("Mul", [parts.add("Add", [x, cube]), parts.number(math.sqrt(2 / math.pi))])
+    weight = parts.add("Add", [parts.add("Tanh", [inner]), parts.number(1.0)])
+    parts.add("Mul", [parts.add("Mul", [x, weight]), parts.number(0.5)], parts.fused.output[0])
+    return True
+
+
+def _quick_gelu(parts: _Parts) -> bool:
+    x = parts.input(0)
+    scaled = parts.add("Mul", [x, parts.number(parts.given("alpha", 1.702))])
+    parts.add("Mul", [x, parts.add("Sigmoid", [scaled])], parts.fused.output[0])
+    return True
+
+
+def _skip_layer_norm(parts: _Parts) -> bool:
+    node = parts.fused
+    if any(node.output[1:3]):  # mean and deviation: of training
+        return False
+    whole = node.output[3] if len(node.output) > 3 else ""
+    bias = parts.input(4)
+    joined = parts.add("Add", [parts.input(0), parts.input(1)], "" if bias else whole)
+    if bias:
+        joined = parts.add("Add", [joined, bias], whole)
+    scale = [joined, parts.input(2), *filter(None, [parts.input(3)])]
+    epsilon = parts.given("epsilon", 1e-12)
+    parts.add("LayerNormalization", scale, node.output[0], axis=-1, epsilon=epsilon)
+    return True
+
+
+def _matmul(parts: _Parts) -> bool:
+    sides = []
+    for place, side in enumerate("AB"):
+        name = parts.input(place)
+        if parts.given(f"transBatch{side}", 0):
+            return False
+        if parts.given(f"trans{side}", 0):
+            rank = parts.ranks.get(name, 0)
+            if rank < 2:
+                return False
+            name = parts.add("Transpose", [name], perm=[*range(rank - 2), rank - 1, rank - 2])
+        sides.append(name)
+    alpha = parts.given("alpha", 1.0)
+    if alpha != 1.0:
+        sides = [parts.add("MatMul", sides), parts.number(alpha)]
+    parts.add("MatMul" if alpha == 1.0 else "Mul", sides, parts.fused.output[0])
+    return True
+
+
+# By ONNX Runtime's name of an activation: the attributes that its parameters are.
+_ACTIVATIONS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("Relu", "Sigmoid", "Tanh"), ()),
+    "LeakyRelu": ("alpha",),
+    "HardSigmoid": ("alpha", "beta"),
+    "Clip": (),
+}
+
+
+def _activate(parts: _Parts, x: str, kind: str, numbers: Sequence[float]) -> bool:
+    if kind not in _ACTIVATIONS:
+        return False
+    if kind == "Clip":
+        bounds = [parts.number(bound) for bound in numbers]
+        parts.add("Clip", [x, *bounds], parts.fused.output[0])
+    else:
+        attributes = dict(zip(_ACTIVATIONS[kind], numbers, strict=False))
+        parts.add(kind, [x], parts.fused.output[0], **attributes)
+    return True
+
+
+def _conv(parts: _Parts) -> bool:
+    names = ("group", "pads", "strides", "dilations", "kernel_shape", "auto_pad")
+    kept = {name: value for name in names if (value := parts.given(name, None)) is not None}
+    x = parts.add("Conv", list(filter(None, map(parts.input, range(3)))), **kept)
+    if other := parts.input(3):
+        x = parts.add("Add", [x, other])
+    return _activate(parts, x, parts.given("activation", b"").decode(), parts.given("activation_params", []))
+
+
+def _gemm(parts: _Parts) -> bool:
+    names = ("alpha", "beta", "transA", "transB")
+    kept = {name: value for name in names if (value := parts.given(name, None)) is not None}
+    x = parts.add("Gemm", list(filter(None, map(parts.input, range(3)))), **kept)
+    numbers = [parts.given(f"activation_{name}", None) for name in ("alpha", "beta")]
+    return _activate(
+        parts, x, parts.given("activation", b"").decode(), [number for number in numbers if number is not None]
+    )
+
+
+_EXPANSIONS: dict[str, Callable[[_Parts], bool]] = {
+    "Gelu": lambda parts: _gelu(parts, parts.input(0)),
+    "BiasGelu": _bias_gelu,
+    "FastGelu": _fast_gelu,
+    "QuickGelu": _quick_gelu,
+    "SkipLayerNormalization": _skip_layer_norm,
+    "FusedMatMul": _matmul,
+    "FusedConv": _conv,
+    "FusedGemm": _gemm,
+}
