@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,9 +23,13 @@ Ranks: TypeAlias = Mapping[str, int]  # of the node's inputs, as far as they are
 Expansion: TypeAlias = tuple[list[onnx.NodeProto], dict[str, Array]]
 
 
-def expand_fused(node: onnx.NodeProto, ranks: Ranks) -> Expansion | None:
+def expand_fused(
+    node: onnx.NodeProto, ranks: Ranks, makers: Mapping[str, onnx.NodeProto] = MappingProxyType({})
+) -> Expansion | None:
     """Standard nodes that make the outputs of a fused one under their names, and their constants; None where there are
     none that do.
+
+    makers: the nodes that make its inputs, by tensor, as far as they are known.
 
     >>> node = helper.make_node("BiasGelu", ["x", "b"], ["y"], name="n", domain=DOMAIN)
     >>> [each.op_type for each in expand_fused(node, {"x": 2, "b": 1})[0]]
@@ -32,7 +37,7 @@ def expand_fused(node: onnx.NodeProto, ranks: Ranks) -> Expansion | None:
     """
     if node.domain != DOMAIN or node.op_type not in _EXPANSIONS:
         return None
-    parts = _Parts(node, ranks)
+    parts = _Parts(node, ranks, makers)
     if not _EXPANSIONS[node.op_type](parts):
         return None
     return parts.nodes, parts.constants
@@ -41,8 +46,8 @@ def expand_fused(node: onnx.NodeProto, ranks: Ranks) -> Expansion | None:
 class _Parts:
     """What a fused node becomes."""
 
-    def __init__(self, node: onnx.NodeProto, ranks: Ranks) -> None:
-        self.fused, self.ranks = node, ranks
+    def __init__(self, node: onnx.NodeProto, ranks: Ranks, makers: Mapping[str, onnx.NodeProto]) -> None:
+        self.fused, self.ranks, self.makers = node, ranks, makers
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, Array] = {}
 
@@ -120,7 +125,12 @@ def _matmul(parts: _Parts) -> bool:
             rank = parts.ranks.get(name, 0)
             if rank < 2:
                 return False
-            name = parts.add("Transpose", [name], perm=[*range(rank - 2), rank - 1, rank - 2])
+            axes = [*range(rank - 2), rank - 1, rank - 2]
+            maker = parts.makers.get(name)
+            if maker is not None and maker.op_type == "Transpose":  # one for both, as the optimiser found it
+                before = attribute(maker, "perm", [*range(rank)][::-1])
+                name, axes = maker.input[0], [before[axis] for axis in axes]
+            name = parts.add("Transpose", [name], perm=axes)
         sides.append(name)
     alpha = parts.given("alpha", 1.0)
     if alpha != 1.0:

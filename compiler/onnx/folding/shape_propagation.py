@@ -89,6 +89,7 @@ class ShapePropagation:
         self._given, self._opsets, self._outputs, self._path = nodes, opsets, outputs, path
         self.nodes: list[onnx.NodeProto] = []  # those given; in place of some, the nodes that they stand for
         self.constants: dict[str, Array] = {}  # of such nodes
+        self._makers: dict[str, onnx.NodeProto] = {}
         self.opaque: dict[str, str] = {}  # tensors whose shape cannot be told, and why
         self._stated = stated
         self._facts = dict(inputs) | {n: TensorFacts.of_constant(a, samples) for n, a in constants.items()}
@@ -115,6 +116,7 @@ class ShapePropagation:
                 self._facts |= {n: TensorFacts.of_constant(a, len(self._samples)) for n, a in constants.items()}
                 continue
             self.nodes.append(node)
+            self._makers |= dict.fromkeys(node.output, node)
             self._facts |= self._visit(node)
             if any(name in self.opaque or self._facts[name].values is None for name in node.output if name):
                 wanted.update(_read(node))
@@ -133,7 +135,8 @@ class ShapePropagation:
         known = {name: self._facts[name].types[0] for name in node.input if name in self._facts}
         if any(kind.kind != onnx.TensorProto.FLOAT for kind in known.values()):
             return None
-        return expand_fused(node, {name: len(kind.shape) for name, kind in known.items() if kind.shape is not None})
+        ranks = {name: len(kind.shape) for name, kind in known.items() if kind.shape is not None}
+        return expand_fused(node, ranks, self._makers)
 
     def _visit(self, node: onnx.NodeProto) -> dict[str, TensorFacts]:
         names = [name for name in node.output if name]

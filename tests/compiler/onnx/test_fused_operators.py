@@ -42,6 +42,7 @@ FUSED: dict[str, tuple[onnx.NodeProto, tuple[Any, ...]]] = {
     "with its sum": (fused("SkipLayerNormalization", "r skip gamma beta b", "y   s", epsilon=1e-5), STEPS),
     "FusedMatMul": (fused("FusedMatMul", "r m", alpha=0.125), ROWS),
     "transposed": (fused("FusedMatMul", "r mt", transB=1), ROWS),
+    "of a transpose": (fused("FusedMatMul", "t mt", transA=1), STACK),
     "stacks": (fused("FusedMatMul", "r x", alpha=2.0, transB=1), STACK),
     "FusedConv": (fused("FusedConv", "r w cb", activation="Relu", **CONV), IMAGE),
     "a sum before its activation": (fused("FusedConv", "r w cb z", activation="Relu", **CONV), IMAGE),
@@ -89,6 +90,7 @@ def compare(path: Path, shape: tuple[Any, ...]) -> list[str]:
 def test_fused_operators_are_standard_ones(tmp_path: Path, name: str) -> None:
     node, shape = FUSED[name]
     before = [helper.make_node("Conv", ["r", "w"], ["z"], **CONV)] if "z" in node.input else []
+    before += [helper.make_node("Transpose", ["x"], ["t"], perm=[0, 1, 3, 2])] if "t" in node.input else []
     path = save(tmp_path / "net.onnx", [*before, node], shape, WEIGHTS)
     assert "onnxruntime" not in compare(path, shape)
     assert load_model(path, 4).mergeable
