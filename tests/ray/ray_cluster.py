@@ -14,6 +14,7 @@ import ray
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from ray import serve
+from ray._private.utils import get_ray_address_file
 from ray.cluster_utils import Cluster
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
@@ -54,6 +55,8 @@ class RayCluster:
         self.folder = folder
         self.http_port, self.grpc_port = free_ports(2)
         self.cluster = Cluster()
+        # Where Ray writes the address of a cluster; it makes the folder for a head without `temp_dir` alone.
+        Path(get_ray_address_file(None)).parent.mkdir(parents=True, exist_ok=True)
         self._add_node(temp_dir=str(folder))  # the first one is the head
         self.nodes = [self.add_node() for _ in range(nodes)]
         ray.init(address=self.cluster.address, log_to_driver=False)
