@@ -13,21 +13,12 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from veltair.profiles.runtime.onnx_layers import TYPES
+
 Array: TypeAlias = NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
 
 IR_VERSION = 10  # any that ONNX Runtime reads
-KINDS = {  # ONNX's element types, by ONNX Runtime's names
-    "tensor(float)": onnx.TensorProto.FLOAT,
-    "tensor(double)": onnx.TensorProto.DOUBLE,
-    "tensor(float16)": onnx.TensorProto.FLOAT16,
-    **{f"tensor({name.lower()})": getattr(onnx.TensorProto, name) for name in ("BOOL", "STRING", "BFLOAT16")},
-    **{
-        f"tensor({u}int{b})": getattr(onnx.TensorProto, f"{u}int{b}".upper())
-        for u in ("", "u")
-        for b in (8, 16, 32, 64)
-    },
-}
 DATA_BYTES = 4096  # of values that shape inference is told: they may be shapes, axes or repeats
 
 
@@ -58,11 +49,7 @@ def infer_node(
     types: of the node's inputs, and of what graphs inside it read. Raises what ONNX raises for inputs that do not fit.
     """
     schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
-    data = {
-        name: numpy_helper.from_array(np.asarray(values[name]), name)
-        for name in node.input
-        if name in values and values[name].nbytes <= DATA_BYTES
-    }
+    data = _told(node, values)
     given = {name: known.proto() for name, known in types.items()}
     opsets = [helper.make_opsetid(node.domain, opset)]
     found = _read(onnx.shape_inference.infer_node_outputs(schema, node, given, data, None, opsets, onnx.IR_VERSION))
@@ -84,23 +71,27 @@ def infer_foreign(
 
     opsets: versions of operator sets, by domain.
     """
-    data = [
-        numpy_helper.from_array(np.asarray(values[name]), name)
-        for name in dict.fromkeys(node.input)
-        if name in values and values[name].nbytes <= DATA_BYTES
-    ]
-    told = {tensor.name for tensor in data}
-    inputs = [onnx.ValueInfoProto(name=name, type=known.proto()) for name, known in types.items() if name not in told]
+    data = _told(node, values)
+    inputs = [onnx.ValueInfoProto(name=name, type=known.proto()) for name, known in types.items() if name not in data]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
-    graph = helper.make_graph([node], "node", inputs, outputs, data)
+    graph = helper.make_graph([node], "node", inputs, outputs, list(data.values()))
     ids = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     session = _session(helper.make_model(graph, opset_imports=ids, ir_version=IR_VERSION).SerializeToString())
     found = {}
     for port in session.get_outputs() if session else ():
-        kind = KINDS.get(port.type)
-        if kind is not None and all(isinstance(dim, int) for dim in port.shape):
+        if port.type in TYPES and all(isinstance(dim, int) for dim in port.shape):
+            kind = helper.np_dtype_to_tensor_dtype(TYPES[port.type])
             found[port.name] = TensorType(kind, tuple(port.shape))
     return found
+
+
+def _told(node: onnx.NodeProto, values: Mapping[str, Array]) -> dict[str, onnx.TensorProto]:
+    """The values of inputs that inference is told."""
+    return {
+        name: numpy_helper.from_array(np.asarray(values[name]), name)
+        for name in node.input
+        if name in values and values[name].nbytes <= DATA_BYTES
+    }
 
 
 def _read(types: Mapping[str, onnx.TypeProto]) -> dict[str, TensorType]:

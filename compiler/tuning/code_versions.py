@@ -91,6 +91,7 @@ def choose_versions(
 
     Raises VeltairError when no candidate of a layer matches its reference.
     """
+    cache = cache or KernelCache()
     best = [min(candidate.best_ns for candidate in found[spec.workload]) for spec in specs]
     shares = frontier.layer_qos_ns(best, qos_ns)
     layers = Counter(spec.symbol for spec in specs)
@@ -99,13 +100,13 @@ def choose_versions(
     drafts: dict[str, list[_Draft]] = {}
     for symbol, (spec, share) in distinct.items():
         modelled = memory is not None
-        layer = _Layer(spec, batches, meter, setting, scratch, layers[symbol], modelled, cache or KernelCache())
+        layer = _Layer(spec, batches, meter, setting, scratch, layers[symbol], modelled, cache)
         drafts[symbol] = layer.drafts(found[spec.workload], share, progress)
         progress.advance(task)
     every = [draft for group in drafts.values() for draft in group]
     resident = tuple(sum(compulsory_bytes(spec, batch) for spec in specs) for batch in batches)
     model = MemoryModel(memory, resident) if memory else None
-    tables = make_tables([draft.job for draft in every], _times(every, meter, cache or KernelCache(), progress), model)
+    tables = make_tables([draft.job for draft in every], _times(every, meter, cache, progress), model)
     rows = iter(tables.latency_ns)
     kept: dict[str, list[TunedVersion]] = {}
     for symbol, group in drafts.items():

@@ -206,7 +206,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.values_decide_extents:
             return self.outputs
         batch = -1 if any(port.shape[:1] == (-1,) for port in self.inputs) else 1
-        return tuple(tensor for port in self.outputs for tensor in _tensors(port, batch))
+        return tuple(each for port in self.outputs for each in (sized_output(port, batch) if port.room else (port,)))
 
     @property
     def values_decide_extents(self) -> bool:
@@ -214,18 +214,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return any(port.room for port in self.outputs)
 
 
-def _tensors(port: Port, batch: int) -> tuple[Port, ...]:
-    if not port.room:
-        return (port,)
-    return sized_output(port.name, port.dtype, len(port.shape), port.room, batch)
-
-
-def sized_output(name: str, dtype: str, rank: int, room: int, batch: int) -> tuple[Port, Port]:
+def sized_output(port: Port, batch: int) -> tuple[Port, Port]:
     """The tensors that hold an output whose extents values decide: its values, then zeros, and its extents.
 
     batch: as a first dimension, -1 or 1.
 
-    >>> [(port.name, port.shape) for port in sized_output("boxes", "float32", rank=2, room=400, batch=-1)]
+    >>> [(each.name, each.shape) for each in sized_output(Port("boxes", "float32", (0, 4), room=400), batch=-1)]
     [('boxes/values', (-1, 400)), ('boxes/extents', (2,))]
     """
-    return Port(f"{name}/values", dtype, (batch, room)), Port(f"{name}/extents", "int64", (rank,))
+    values = Port(f"{port.name}/values", port.dtype, (batch, port.room))
+    return values, Port(f"{port.name}/extents", "int64", (len(port.shape),))

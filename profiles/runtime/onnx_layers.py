@@ -28,10 +28,10 @@ from veltair.types import CoreSet
 FUNCTION = "veltair.run_onnx_layer"
 DIGEST_BYTES = 32
 MOST_BINDINGS = 64  # of each session: a slot's tensors are bound once
-TYPES = {  # ONNX Runtime's names of element types
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(bool)": np.bool_,
+TYPES: dict[str, np.dtype[Any]] = {  # ONNX Runtime's names of element types
+    "tensor(float)": np.dtype("float32"),
+    "tensor(double)": np.dtype("float64"),
+    "tensor(bool)": np.dtype("bool"),
     **{f"tensor({sign}int{bits})": np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
 

@@ -62,7 +62,7 @@ class BlockPolicy(Policy):
         first = next((active for active in self._line(state, now_ns) if _wants(active, now_ns)), None)
         if self._order.dispatch == "any-core":
             head = state.head()
-            in_line = self._order.workers == "asked" and head is not None
+            in_line = self._order.workers == "asked"
             if first is None or (in_line and head is not None and head.ready_ns < first.ready_ns):
                 first = head
         elif first is None:

@@ -213,14 +213,19 @@ EXPORT void wire_name_callers(wire *of, int names) { atomic_store(&of->names_cal
 /* From here on the ids of requests are kept beside their counts. */
 EXPORT void wire_keep_ids(wire *of) { atomic_store(&of->keeps_ids, true); }
 
+/* Moves the first `count` of `all` records into `target`. */
+static void move_first(void *target, void *records, uint32_t count, uint32_t all, size_t size) {
+  memcpy(target, records, count * size);
+  memmove(records, (char *)records + count * size, (all - count) * size);
+}
+
 /* Moves up to `most` counts into `target`, and the ids beside them into `ids`, which may be NULL. Returns how many. */
 EXPORT uint32_t wire_take_counts(wire *of, int thread, ended_query *target, ended_id *ids, uint32_t most) {
   io_thread *from = &of->thread[thread];
   pthread_mutex_lock(&from->lock);
   const uint32_t count = from->ended_count < most ? from->ended_count : most;
   if (count) {
-    memcpy(target, from->ended, count * sizeof *target);
-    memmove(from->ended, from->ended + count, (from->ended_count - count) * sizeof *target);
+    move_first(target, from->ended, count, from->ended_count, sizeof *target);
     if (ids) memset(ids, 0, count * sizeof *ids);
     if (from->ended_ids) {
       if (ids) memcpy(ids, from->ended_ids, count * sizeof *ids);
@@ -245,8 +250,7 @@ EXPORT uint32_t wire_take_traces(wire *of, int thread, ended_trace *target, uint
   pthread_mutex_lock(&from->lock);
   const uint32_t count = from->trace_count < most ? from->trace_count : most;
   if (count) {
-    memcpy(target, from->traces, count * sizeof *target);
-    memmove(from->traces, from->traces + count, (from->trace_count - count) * sizeof *target);
+    move_first(target, from->traces, count, from->trace_count, sizeof *target);
     from->trace_count -= count;
   }
   *lost += from->traces_lost;

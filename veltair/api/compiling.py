@@ -68,7 +68,7 @@ def compile(
     and other UserErrors for a fault of the input.
     """
     from veltair.compiler.build import compile_model  # loads TVM's compiler: half a second
-    from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, checked_room
+    from veltair.compiler.onnx.folding.sized_outputs import checked_room
     from veltair.compiler.tuning.kernel_cache import KernelCache
 
     if qos_ms is not None and not 0 < qos_ms < 1e9:
@@ -88,7 +88,7 @@ def compile(
             tables=tables,
             levels=levels,
             fallback=fallback,
-            output_room=OUTPUT_ROOM if output_room is None else checked_room(output_room, "output_room"),
+            output_room=checked_room(output_room, "output_room"),
             cache=KernelCache(CacheFolder(cache_path()) if cache else None, fresh_timings=fresh_timings or fresh),
             progress=None if progress is None else ReportedProgress(progress),
         )

@@ -118,12 +118,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--qos-ms: expected a positive number of milliseconds, found {args.qos_ms}")
     refuse_to_overwrite(args.out, force=args.force)
     from veltair.compiler.build import compile_model  # loads TVM's compiler: half a second
-    from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, checked_room
+    from veltair.compiler.onnx.folding.sized_outputs import checked_room
     from veltair.compiler.onnx.saved_model import as_onnx
     from veltair.compiler.tuning.kernel_cache import KernelCache
 
-    if args.output_room is not None:
-        checked_room(args.output_room, "--output-room")
+    room = checked_room(args.output_room, "--output-room")
 
     folder = None if args.no_cache else CacheFolder(cache_path())
     cache = KernelCache(folder, fresh_timings=args.fresh_timings or args.fresh)
@@ -157,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
                 tables=args.tables,
                 levels=LEVELS[args.levels],
                 fallback=not args.no_fallback,
-                output_room=OUTPUT_ROOM if args.output_room is None else args.output_room,
+                output_room=room,
                 cache=cache,
                 progress=progress,
                 dump=args.dump,

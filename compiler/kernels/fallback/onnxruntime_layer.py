@@ -14,12 +14,12 @@ from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.fallback import OnnxRuntimeParameters
 from veltair.compiler.onnx.constants import captured_names
 from veltair.compiler.onnx.folding.opaque_nodes import body_nodes, is_opaque
+from veltair.compiler.onnx.node_evaluation import IR_VERSION
 from veltair.errors import ModelError
 from veltair.profiles.artifact.manifest import ONNX_LAYER
 from veltair.profiles.runtime.onnx_layers import frame_model
 from veltair.types import TensorSpec
 
-IR_VERSION = 10  # any that ONNX Runtime reads
 MOST_BYTES = 1 << 30  # of a layer's constants: protobuf holds 2 GB, and each session a copy
 
 

@@ -55,8 +55,16 @@ class _Parts:
         """Its name; empty where it is left out."""
         return self.fused.input[place] if place < len(self.fused.input) else ""
 
+    def inputs(self, count: int) -> list[str]:
+        """Those of the first `count` that are not left out."""
+        return [name for name in self.fused.input[:count] if name]
+
     def given(self, name: str, default: Any) -> Any:
         return attribute(self.fused, name, default)
+
+    def kept(self, *names: str) -> dict[str, Any]:
+        """The attributes of these names that it has."""
+        return {name: value for name in names if (value := self.given(name, None)) is not None}
 
     def add(self, op: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
         """Add a node. Returns the name of its output, which is new unless it is given."""
@@ -161,18 +169,15 @@ def _activate(parts: _Parts, x: str, kind: str, numbers: Sequence[float]) -> boo
 
 
 def _conv(parts: _Parts) -> bool:
-    names = ("group", "pads", "strides", "dilations", "kernel_shape", "auto_pad")
-    kept = {name: value for name in names if (value := parts.given(name, None)) is not None}
-    x = parts.add("Conv", list(filter(None, map(parts.input, range(3)))), **kept)
+    kept = parts.kept("group", "pads", "strides", "dilations", "kernel_shape", "auto_pad")
+    x = parts.add("Conv", parts.inputs(3), **kept)
     if other := parts.input(3):
         x = parts.add("Add", [x, other])
     return _activate(parts, x, parts.given("activation", b"").decode(), parts.given("activation_params", []))
 
 
 def _gemm(parts: _Parts) -> bool:
-    names = ("alpha", "beta", "transA", "transB")
-    kept = {name: value for name in names if (value := parts.given(name, None)) is not None}
-    x = parts.add("Gemm", list(filter(None, map(parts.input, range(3)))), **kept)
+    x = parts.add("Gemm", parts.inputs(3), **parts.kept("alpha", "beta", "transA", "transB"))
     numbers = [parts.given(f"activation_{name}", None) for name in ("alpha", "beta")]
     return _activate(
         parts, x, parts.given("activation", b"").decode(), [number for number in numbers if number is not None]

@@ -56,18 +56,20 @@ def join_opaque(
             behind & before
         )  # what lies between two of them would have to wait for the one and come before the other
     behind = _reached(inside, reads) - inside
-    joined = _join(nodes, inside, next(iter(opaque.values())), known, outputs)
+    wanted = outputs | {name for i, node in enumerate(nodes) if i not in inside for name in read_names(node)}
+    joined = _join([nodes[i] for i in sorted(inside)], next(iter(opaque.values())), known, wanted)
     others = [i for i in range(len(nodes)) if i not in inside]
     return [*(nodes[i] for i in others if i not in behind), joined, *(nodes[i] for i in others if i in behind)]
 
 
 def wrap_foreign(nodes: Sequence[onnx.NodeProto], known: Set[str], outputs: Set[str]) -> Iterator[onnx.NodeProto]:
     """The nodes, each whose operator ONNX does not define inside a node of its own: patterns know operators by name."""
-    for i, node in enumerate(nodes):
+    wanted = outputs | {name for node in nodes for name in read_names(node)}
+    for node in nodes:
         if node.domain == OWN_DOMAIN or onnx.defs.has(node.op_type, node.domain):
             yield node
         else:
-            yield _join(nodes, {i}, f"operator {node.domain}.{node.op_type} is not one of ONNX", known, outputs)
+            yield _join([node], f"operator {node.domain}.{node.op_type} is not one of ONNX", known, wanted)
 
 
 def _reached(start: set[int], reads: Sequence[Sequence[int]]) -> set[int]:
@@ -88,14 +90,11 @@ def _needed(start: set[int], reads: Sequence[Sequence[int]]) -> set[int]:
     return found
 
 
-def _join(
-    nodes: Sequence[onnx.NodeProto], inside: set[int], reason: str, known: Set[str], outputs: Set[str]
-) -> onnx.NodeProto:
-    group = [nodes[i] for i in sorted(inside)]
+def _join(group: Sequence[onnx.NodeProto], reason: str, known: Set[str], wanted: Set[str]) -> onnx.NodeProto:
+    """A node with the group inside. `wanted`: what others read, and the outputs of the model."""
     made = {name for node in group for name in node.output}
     read = [name for node in group for name in (*node.input, *sorted(captured_names(node)))]
     takes = list(dict.fromkeys(name for name in read if name in known and name not in made))
-    wanted = outputs | {name for i, node in enumerate(nodes) if i not in inside for name in read_names(node)}
     gives = [name for node in group for name in node.output if name in wanted and name in known]
     ports = ([onnx.ValueInfoProto(name=name) for name in names] for names in (takes, gives))
     body = helper.make_graph(group, "body", *ports)

@@ -52,7 +52,7 @@ def give_room(
         if dims and not dims[0] and tensor.shape.dim[0].dim_param in symbols:
             dims[0] = -1
         port = ports[value.name] = Port(value.name, type_name(tensor.elem_type), tuple(dims), room=room)
-        parts = sized_output(port.name, port.dtype, len(dims), room, 1 if batch is None else -1)
+        parts = sized_output(port, 1 if batch is None else -1)
         for part in parts:
             if part.name in taken:
                 raise ModelError(f"{path}: two tensors would be {part.name!r}; expected another name")
@@ -67,26 +67,25 @@ def give_room(
     return changed, ports, constants
 
 
-def checked_room(room: int, option: str) -> int:
-    """The room that was asked for. Raises ConfigError naming the option."""
+def checked_room(room: int | None, option: str) -> int:
+    """The room that was asked for; None: nobody did. Raises ConfigError naming the option."""
+    if room is None:
+        return OUTPUT_ROOM
     if not 1 <= room <= MOST_ROOM:
         raise ConfigError(f"{option}: expected 1 to {MOST_ROOM} elements, found {room}")
     return room
 
 
-def client_ports(tensors: Sequence[Port], sized: Mapping[str, Port]) -> Iterator[Port]:
+def client_ports(tensors: Sequence[Port], sized: Mapping[str, Port]) -> tuple[Port, ...]:
     """The outputs as clients see them, of the tensors that kernels write.
 
     >>> boxes = Port("boxes", "float32", (0, 4), room=400)
-    >>> values, extents = sized_output("boxes", "float32", 2, 400, -1)
-    >>> [port.name for port in client_ports([Port("y", "int64", (-1,)), values, extents], {"boxes": boxes})]
+    >>> tensors = [Port("y", "int64", (-1,)), *sized_output(boxes, -1)]
+    >>> [port.name for port in client_ports(tensors, {"boxes": boxes})]
     ['y', 'boxes']
     """
-    first = {f"{name}/values": port for name, port in sized.items()}
-    second = {f"{name}/extents" for name in sized}
-    for tensor in tensors:
-        if tensor.name not in second:
-            yield first.get(tensor.name, tensor)
+    whole = {part.name: port for port in sized.values() for part in sized_output(port, -1)}
+    return tuple(dict.fromkeys(whole.get(tensor.name, tensor) for tensor in tensors))
 
 
 def batch_symbols(graph: onnx.GraphProto) -> Set[str]:

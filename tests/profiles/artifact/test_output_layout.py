@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from example_manifest import make_manifest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -14,30 +15,16 @@ from numpy.typing import NDArray
 
 from veltair.errors import RequestError
 from veltair.profiles.artifact.consistency import find_inconsistency
-from veltair.profiles.artifact.manifest import Manifest, Port
+from veltair.profiles.artifact.manifest import Port
 from veltair.profiles.artifact.output_layout import read_outputs, write_tensors
 
 ROOM = 12
-MANIFEST = Manifest(
-    schema=1,
+MANIFEST = make_manifest(
     model="detector",
-    precision="fp32",
-    tolerance=1e-3,
-    qos_ns=1,
-    target={},
-    features=(),
     max_batch=4,
     batches=(1, 4),
-    levels=(1.0,),
     inputs=(Port("x", "float32", (-1, 3)),),
     outputs=(Port("boxes", "float32", (0, 4), room=ROOM), Port("score", "float32", (-1,))),
-    buffers=(),
-    arena_bytes=0,
-    layers=(),
-    environment={},
-    source_digest="",
-    kernels_digest="",
-    weights_digest="",
 )
 
 
