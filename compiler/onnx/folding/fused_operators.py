@@ -152,19 +152,13 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("Relu", "Sigmoid", "Tanh"), ()),
     "LeakyRelu": ("alpha",),
     "HardSigmoid": ("alpha", "beta"),
-    "Clip": (),
 }
 
 
-def _activate(parts: _Parts, x: str, kind: str, numbers: Sequence[float]) -> bool:
+def _activate(parts: _Parts, x: str, kind: str, attributes: Mapping[str, float]) -> bool:
     if kind not in _ACTIVATIONS:
         return False
-    if kind == "Clip":
-        bounds = [parts.number(bound) for bound in numbers]
-        parts.add("Clip", [x, *bounds], parts.fused.output[0])
-    else:
-        attributes = dict(zip(_ACTIVATIONS[kind], numbers, strict=False))
-        parts.add(kind, [x], parts.fused.output[0], **attributes)
+    parts.add(kind, [x], parts.fused.output[0], **attributes)
     return True
 
 
@@ -173,15 +167,18 @@ def _conv(parts: _Parts) -> bool:
     x = parts.add("Conv", parts.inputs(3), **kept)
     if other := parts.input(3):
         x = parts.add("Add", [x, other])
-    return _activate(parts, x, parts.given("activation", b"").decode(), parts.given("activation_params", []))
+    kind, numbers = parts.given("activation", b"").decode(), parts.given("activation_params", [])
+    if kind == "Clip":
+        parts.add("Clip", [x, *map(parts.number, numbers)], parts.fused.output[0])
+        return True
+    return _activate(parts, x, kind, dict(zip(_ACTIVATIONS.get(kind, ()), numbers, strict=False)))
 
 
 def _gemm(parts: _Parts) -> bool:
     x = parts.add("Gemm", parts.inputs(3), **parts.kept("alpha", "beta", "transA", "transB"))
-    numbers = [parts.given(f"activation_{name}", None) for name in ("alpha", "beta")]
-    return _activate(
-        parts, x, parts.given("activation", b"").decode(), [number for number in numbers if number is not None]
-    )
+    kind, begin = parts.given("activation", b"").decode(), "activation_"
+    own = parts.kept(*(f"{begin}{name}" for name in _ACTIVATIONS.get(kind, ())))
+    return _activate(parts, x, kind, {name.removeprefix(begin): value for name, value in own.items()})
 
 
 _EXPANSIONS: dict[str, Callable[[_Parts], bool]] = {

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx_nets import run
 
+from veltair.compiler.onnx.folding.fused_operators import expand_fused
 from veltair.compiler.onnx.onnx_model import load_model
 
 OURS = "com.microsoft"
@@ -53,6 +54,10 @@ FUSED: dict[str, tuple[onnx.NodeProto, tuple[Any, ...]]] = {
         IMAGE,
     ),
     "FusedGemm": (fused("FusedGemm", "r m c", activation="Relu", alpha=0.5), ROWS),
+    "FusedGemm, HardSigmoid": (
+        fused("FusedGemm", "r m c", activation="HardSigmoid", activation_alpha=0.3, activation_beta=0.4),
+        ROWS,
+    ),
     "FusedGemm, LeakyRelu": (
         fused("FusedGemm", "r mt c", transB=1, activation="LeakyRelu", activation_alpha=0.1),
         ROWS,
@@ -105,6 +110,12 @@ def test_an_operator_without_standard_nodes_is_left_alone(tmp_path: Path) -> Non
     layers = compare(path, ("n", 16))
     assert layers.count("onnxruntime") == 1
     assert layers.index("onnxruntime") < layers.index("matmul")
+
+
+@pytest.mark.parametrize("kind", ["Clip", "Softplus"])
+def test_an_activation_that_has_no_standard_node(kind: str) -> None:
+    """A product with bounds has them in other attributes than a convolution."""
+    assert expand_fused(fused("FusedGemm", "a b c", activation=kind), {"a": 2, "b": 2, "c": 1}) is None
 
 
 def test_an_option_that_has_no_standard_node(tmp_path: Path) -> None:
