@@ -35,10 +35,10 @@ def model_metadata(name: str, versions: Sequence[str], manifest: Manifest) -> di
 
 
 def _port_metadata(port: Port) -> dict[str, Any]:
-    return {"name": port.name, "datatype": datatype_name(port.dtype), "shape": _shape(port)}
+    return {"name": port.name, "datatype": datatype_name(port.dtype), "shape": port_shape(port)}
 
 
-def _shape(port: Port) -> list[int]:
+def port_shape(port: Port) -> list[int]:
     """The protocol writes -1 for whatever varies."""
     return [dim or -1 for dim in port.shape]
 
@@ -79,7 +79,7 @@ def _port_configuration(port: Port, batched: bool) -> dict[str, Any]:
     return {
         "name": port.name,
         "data_type": _TRITON_TYPES.get(datatype, f"TYPE_{datatype}"),
-        "dims": _shape(port)[1:] if batched else _shape(port),
+        "dims": port_shape(port)[1 if batched else 0 :],
     }
 
 

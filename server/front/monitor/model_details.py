@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from veltair.profiles.artifact.manifest import LayerEntry, Manifest, Port
+from veltair.server.front.model_metadata import port_shape
 from veltair.server.ipc.status_records import TenantStatus
 from veltair.server.ipc.tensor_pool import lay_out_region
 from veltair.server.protocol.datatypes import datatype_name
@@ -56,7 +57,7 @@ def model_details(
 
 def _port(port: Port) -> dict[str, Any]:
     bounds = None if port.low is None and port.high is None else [port.low, port.high]
-    return {"name": port.name, "datatype": datatype_name(port.dtype), "shape": list(port.shape), "bounds": bounds}
+    return {"name": port.name, "datatype": datatype_name(port.dtype), "shape": port_shape(port), "bounds": bounds}
 
 
 def _memory(served: ServedTenant, workers: int | None, held: ModelMemory | None) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,3 +155,5 @@ def test_metadata(daemon: Daemon) -> None:
         configured = client.get_model_config("detector").config
         assert configured.max_batch_size == 0
         assert {port.name: list(port.dims) for port in configured.output} == outputs
+    with urllib.request.urlopen(f"http://{daemon.http}/admin/api/models/detector") as page:
+        assert {port["name"]: port["shape"] for port in json.load(page)["outputs"]} == outputs
