@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 import pytest
 from scheduler_builders import arrives, make_machine, make_tenant, simple_profile, started
@@ -10,7 +12,17 @@ from bench.paper import ablations
 from bench.paper.experiments import SHARES, best_share, bracket_scale
 from bench.paper.readings import ABLATIONS, EARLIER, TEXT, policy_name, relevant, versions_for
 from veltair.scheduler.events import BlockFinished
+from veltair.scheduler.policies.by_name import POLICIES
 from veltair.scheduler.scheduler import Scheduler
+
+
+@pytest.fixture(autouse=True)
+def _policies_of_readings_end_with_the_test() -> Iterator[None]:
+    """They are registered in the process, whose other tests compare what lists every policy (the man page)."""
+    registered = dict(POLICIES)
+    yield
+    POLICIES.clear()
+    POLICIES.update(registered)
 
 
 def test_every_ablation_changes_what_its_name_says() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from veltair.cli import main
 from veltair.scheduler.event_log.replay import replay
+from veltair.scheduler.policies.by_name import POLICIES
 from veltair.simulation.machine_model.machine_model import load_machine_model
 from veltair.simulation.machine_model.modelled_profiles import scenario_models
 from veltair.simulation.simulation import Simulation
@@ -145,7 +146,7 @@ def test_other_processes_tell_the_same_story(scenario, tmp_path):
         for seed in ("1", "2")
     ]
     one, other = (process.communicate(timeout=120)[0] for process in processes)
-    assert one == other and len(one.splitlines()) >= 14  # those of the product; a bench adds some to this process
+    assert one == other and len(one.splitlines()) == len(POLICIES)
 
 
 @pytest.mark.parametrize(
