@@ -7,10 +7,10 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from dashboard_queries import DEPLOY, RULES, dashboard, expressions, rules
 from prometheus_client.parser import text_string_to_metric_families
 from promql_names import metric_names
 from running_daemon import configuration, running, until
@@ -19,32 +19,12 @@ from veltair.errors import FailureReason, RefusalReason
 from veltair.server.front.request_counts import OUTCOMES, SLO_CAUSES
 from veltair.server.ipc.stages import STAGES
 
-DEPLOY = Path(__file__).resolve().parent.parent.parent / "deploy"
-RULES = DEPLOY / "prometheus" / "veltair.rules.yml"
-DASHBOARD = DEPLOY / "grafana" / "dashboards" / "veltair.json"
 OF_PROMETHEUS = {"up"}
 VALUES = {"outcome": OUTCOMES, "cause": SLO_CAUSES, "stage": [stage.name for stage in STAGES]}
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="there is no promtool (Debian: apt-get install prometheus)"
 )
-
-
-def rules() -> list[dict[str, Any]]:
-    return [rule for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"] for rule in group["rules"]]
-
-
-def dashboard() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(DASHBOARD.read_text("utf-8"))
-    return document
-
-
-def expressions() -> list[str]:
-    """Of the rules and the dashboard, and those that fill its variables."""
-    variables = [v["definition"] for v in dashboard()["templating"]["list"] if v["type"] == "query"]
-    asked = [re.sub(r"label_values\((\w+), \w+\)", r"\1", text) for text in variables]
-    panels = [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])]
-    return [*(rule["expr"] for rule in rules()), *panels, *asked]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import psutil
 import ray
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
+from free_ports import free_ports
 from ray import serve
 from ray._private.utils import get_ray_address_file
 from ray.cluster_utils import Cluster
@@ -29,18 +29,6 @@ PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_po
 FRONT = "veltair.cli"
 QOS_MS = 60_000.0  # slow machines serve every query in time, so none is refused
 HUNG_BLOCK_S = 300.0  # on cores that many others want, a block of seconds may take a minute
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at, and no two calls of the system's give again so soon."""
-    listeners = [socket.socket() for _ in range(count)]
-    try:
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in listeners]
-    finally:
-        for listener in listeners:
-            listener.close()
 
 
 def node_arguments(**more: Any) -> dict[str, Any]:

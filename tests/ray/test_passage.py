@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import grpc
-from ray_cluster import free_ports
+from free_ports import free_ports
 
 from veltair.ray.passage import GONE, GrpcAnswer, GrpcPassage, HttpPassage, client_metadata
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,22 @@ def test_bash_completes_commands_options_and_choices(capsys: pytest.CaptureFixtu
     assert complete("veltair", "comp") == ["compile", "completion"]
     assert complete("veltair", "serve", "--gr") == ["--grpc"]
     assert complete("veltair", "load", "demo", "--engine", "ml") == ["mlperf"]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish (Debian: apt-get install fish)")
+def test_fish_completes_commands_options_and_choices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "fish"]) == 0
+    script = tmp_path / "veltair.fish"
+    script.write_text(capsys.readouterr().out)
+
+    def complete(line: str) -> list[str]:
+        command = ["fish", "--no-config", "--command", f"source {script}; complete --do-complete {shlex.quote(line)}"]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        return [line.partition("\t")[0] for line in lines if line]
+
+    assert complete("veltair comp") == ["compile", "completion"]
+    assert complete("veltair serve --gr") == ["--grpc"]
+    assert complete("veltair load demo --engine ") == ["builtin", "mlperf"]
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="other Pythons word some options otherwise")
