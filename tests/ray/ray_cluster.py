@@ -5,11 +5,13 @@ import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
+import running_daemon
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from free_ports import free_ports
@@ -18,7 +20,6 @@ from ray._private.utils import get_ray_address_file
 from ray.cluster_utils import Cluster
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
-from running_daemon import until
 
 from veltair.config import parse_config
 from veltair.ray.serve_config import APPLICATION, RESOURCE, Placement, serve_config
@@ -29,6 +30,7 @@ PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_po
 FRONT = "veltair.cli"
 QOS_MS = 60_000.0  # slow machines serve every query in time, so none is refused
 HUNG_BLOCK_S = 300.0  # on cores that many others want, a block of seconds may take a minute
+until = partial(running_daemon.until, seconds=240.0)  # a replica is a daemon's processes behind some of Ray's
 
 
 def node_arguments(**more: Any) -> dict[str, Any]:

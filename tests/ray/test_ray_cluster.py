@@ -11,8 +11,8 @@ import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from example_models import LONG_TURNS, mlp_outputs, spin_state
-from ray_cluster import RayCluster, are_gone, daemons, family, kill
-from running_daemon import X, spin, tensor, until
+from ray_cluster import RayCluster, are_gone, daemons, family, kill, until
+from running_daemon import X, spin, tensor
 from tritonclient.utils import InferenceServerException
 
 from veltair.ray.serve_config import Placement, serve_config

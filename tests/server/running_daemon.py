@@ -104,8 +104,8 @@ def spin(module: Any, turns: int, seed: int) -> list[Any]:
     return [tensor(module, name, np.array([value], np.int32), "INT32") for name, value in one]
 
 
-def until(what: str, condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + WAIT_S
+def until(what: str, condition: Callable[[], bool], seconds: float = WAIT_S) -> None:
+    give_up = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < give_up, f"waited {WAIT_S} s for: {what}"
+        assert time.monotonic() < give_up, f"waited {seconds} s for: {what}"
         time.sleep(0.01)
