@@ -68,7 +68,14 @@ class Simulation:
         }
         self.workers = scenario.load.workers or len(self.machine.cores)
         self.tenants = [
-            Tenant(load.name, load.model, QoSTarget(load.target_ns, load.percentile), load.priority, load.max_batch > 1)
+            Tenant(
+                load.name,
+                load.model,
+                QoSTarget(load.target_ns, load.percentile),
+                load.priority,
+                batching=load.max_batch > 1,
+                weight=load.weight,
+            )
             for load in scenario.tenants
         ]
 

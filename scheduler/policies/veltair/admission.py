@@ -10,6 +10,7 @@ from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.policies.veltair.backlog import SampleCosts, WaitingKind
 from veltair.scheduler.policies.veltair.correction import Corrections, remaining_core_ns, remaining_ns
+from veltair.scheduler.policies.veltair.fair_share import FairShare
 from veltair.scheduler.policies.veltair.reserve import Reserve
 from veltair.scheduler.policies.veltair.sizing import PLANNED
 from veltair.scheduler.policies.veltair.slow_cores import SlowCores
@@ -31,12 +32,20 @@ class ArrivalCheck:
 
     ::
 
-        check = ArrivalCheck(corrections, waiting, Reserve(), SlowCores(corrections))
+        check = ArrivalCheck(corrections, waiting, Reserve(), SlowCores(corrections), FairShare())
         refused = check.refuse(state, active, now_ns)  # None: `waiting` has it now
     """
 
-    def __init__(self, corrections: Corrections, waiting: WaitingQueries, reserve: Reserve, slow: SlowCores) -> None:
+    def __init__(
+        self,
+        corrections: Corrections,
+        waiting: WaitingQueries,
+        reserve: Reserve,
+        slow: SlowCores,
+        fair: FairShare,
+    ) -> None:
         self._corrections, self._waiting, self._reserve, self._slow = corrections, waiting, reserve, slow
+        self._fair = fair
         self._sample_costs: dict[str, SampleCosts] = {}  # by tenant, of those that batch
         self._admitted_ns: dict[str, int] = {}  # by tenant: the last one, or the first refusal
 
@@ -60,7 +69,10 @@ class ArrivalCheck:
             self._waiting.add_late(active)
             self._admitted_ns[active.tenant.name] = now_ns
             return None
+        kind = self._waiting.backlog.kind_of(active)
+        self._fair.arrives(active.tenant, self._core_ns(state, kind), now_ns)
         lacking_ns = self._lacking_ns(state, active, rest_ns, now_ns)
+        self._fair.decided(active.tenant, now_ns, refused=lacking_ns > 0)
         if lacking_ns > 0 and not self._is_shut_out(active, now_ns):
             arrival_ns = active.query.arrival_ns
             # One that arrives later is due as much later, and meanwhile the work on hand, which counts more, shrinks.
@@ -102,7 +114,8 @@ class ArrivalCheck:
             waiting.append(([due_ns], self._core_ns(state, backlog.kind_of(new))))
         all_ns = ahead_ns + sum([core_ns for _, core_ns in running])
         all_ns += sum([len(dues) * core_ns for dues, core_ns in waiting])
-        begin_ns = now_ns + self._reserve.spare_ns(new, rest_ns)
+        kept_ns = self._fair.spare_ns(new.tenant, new.qos_ns - rest_ns, now_ns)
+        begin_ns = now_ns + max(self._reserve.spare_ns(new, rest_ns), kept_ns)
         end_ns = begin_ns + IDLE * all_ns / cores
         if end_ns <= due_ns:
             return 0.0  # all of it is done by then

@@ -12,6 +12,7 @@ from veltair.scheduler.policies.veltair.admission import ArrivalCheck, is_overdu
 from veltair.scheduler.policies.veltair.batching import choose_batch
 from veltair.scheduler.policies.veltair.contention import Contention
 from veltair.scheduler.policies.veltair.correction import Correction, Corrections, remaining_ns
+from veltair.scheduler.policies.veltair.fair_share import FairShare
 from veltair.scheduler.policies.veltair.lone_query import LoneQuery
 from veltair.scheduler.policies.veltair.preemption import Preemption
 from veltair.scheduler.policies.veltair.reserve import Reserve
@@ -53,7 +54,8 @@ class Veltair(Policy):
         self._waiting = WaitingQueries(self._corrections)
         self._reserve = Reserve()
         self._slow = SlowCores(self._corrections)
-        self._arrival_check = ArrivalCheck(self._corrections, self._waiting, self._reserve, self._slow)
+        self._fair = FairShare()
+        self._arrival_check = ArrivalCheck(self._corrections, self._waiting, self._reserve, self._slow, self._fair)
         self._preemption = Preemption(self._corrections)
         self._contention = Contention()
         self._lone_query = LoneQuery(self._corrections)
@@ -62,6 +64,7 @@ class Veltair(Policy):
         self._arrived.append(active)
 
     def block_ended(self, active: ActiveQuery, run: RunningBlock, stop: int, elapsed_ns: int) -> None:
+        self._fair.used(active.tenant, elapsed_ns * len(run.core_set))
         if stop == run.block.stop:
             self._slow.learn(active, run, elapsed_ns)
             self._corrections[active.tenant.name].learn(run, elapsed_ns)
@@ -77,6 +80,7 @@ class Veltair(Policy):
         self._corrections.pop(tenant, None)
         self._waiting.forget(tenant)
         self._reserve.forget(tenant)
+        self._fair.forget(tenant)
         self._arrival_check.forget(tenant)
 
     def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:

@@ -43,6 +43,7 @@ def _tenant(spec: TenantSpec, artifact: CheckedArtifact, model: str) -> Tenant:
         qos=QoSTarget(spec.qos_ns, spec.percentile),
         priority=spec.priority,
         batching=spec.batching and can_batch(artifact.manifest),
+        weight=spec.share.weight,
     )
 
 

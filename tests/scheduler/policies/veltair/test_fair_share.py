@@ -1,0 +1,152 @@
+"""Tenants that ask for more than their part leave room for those that ask for less."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler_builders import make_machine, make_tenant, simple_profile
+
+from veltair.scheduler.events import BlockFinished, Decision, FinishQuery, QueryArrived, RejectQuery, StartBlock
+from veltair.scheduler.policies.veltair.fair_share import MOST, STEP, WINDOW, FairShare
+from veltair.scheduler.scheduler import Scheduler
+from veltair.types import Query, Tenant
+
+QOS_NS = 1000
+SPARE_NS = 800.0
+CALLS = ("arrives", "used", "admitted", "refused")
+
+
+def named(name: str, weight: int = 1, priority: int = 1) -> Tenant:
+    return replace(make_tenant(QOS_NS, name), weight=weight, priority=priority)
+
+
+def begun(small: Tenant, large: Tenant, asked: float = 100, used: float = 900) -> FairShare:
+    """One has asked for `asked`, and the other has used `used` of more."""
+    fair = FairShare()
+    fair.arrives(small, asked, now_ns=0)
+    fair.arrives(large, 5 * used, now_ns=0)
+    fair.used(large, used)
+    return fair
+
+
+def test_what_is_kept_free_grows_with_refusals_of_who_asks_little_and_shrinks_with_its_admissions() -> None:
+    small, large = named("small"), named("large")
+    fair = begun(small, large)
+    assert fair.spare_ns(large, SPARE_NS, 1) == 0
+    fair.decided(small, 1, refused=True)
+    fair.decided(small, 1, refused=True)
+    assert fair.spare_ns(large, SPARE_NS, 1) == pytest.approx(2 * STEP * SPARE_NS)
+    assert fair.spare_ns(small, SPARE_NS, 1) == 0
+    fair.decided(small, 1, refused=False)
+    assert 0 < fair.spare_ns(large, SPARE_NS, 1) < 2 * STEP * SPARE_NS
+    for _ in range(100):
+        fair.decided(small, 1, refused=False)
+    assert fair.spare_ns(large, SPARE_NS, 1) == 0
+    for _ in range(100):
+        fair.decided(small, 1, refused=True)
+    assert fair.spare_ns(large, SPARE_NS, 1) == MOST * SPARE_NS
+
+
+def test_refusals_of_who_asks_for_much_change_nothing() -> None:
+    small, large = named("small"), named("large")
+    fair = begun(small, large)
+    fair.decided(large, 1, refused=True)
+    assert fair.spare_ns(small, SPARE_NS, 1) == fair.spare_ns(large, SPARE_NS, 1) == 0
+
+
+@pytest.mark.parametrize(("weight", "kept"), [(1, False), (3, True)])
+def test_parts_are_by_weight(weight: int, kept: bool) -> None:
+    small, large = named("small", weight), named("large")
+    fair = begun(small, large, asked=600)  # of 900: more than a half, less than three quarters
+    fair.decided(small, 1, refused=True)
+    assert (fair.spare_ns(large, SPARE_NS, 1) > 0) is kept
+
+
+@pytest.mark.parametrize(("priority", "kept"), [(1, True), (2, False)])
+def test_nobody_makes_room_for_a_lower_priority(priority: int, kept: bool) -> None:
+    small, large = named("small"), named("large", priority=priority)
+    fair = begun(small, large)
+    fair.decided(small, 1, refused=True)
+    assert (fair.spare_ns(large, SPARE_NS, 1) > 0) is kept
+
+
+def test_who_has_gone_quiet_is_forgotten_with_the_window() -> None:
+    small, large = named("small"), named("large")
+    fair = begun(small, large)
+    fair.decided(small, 1, refused=True)
+    for window in (1, 2):
+        fair.arrives(large, 4500, now_ns=window * WINDOW * QOS_NS)
+        fair.used(large, 900)
+    assert fair.spare_ns(large, SPARE_NS, 2 * WINDOW * QOS_NS + 1) == 0
+    fair.forget("small")
+    assert fair.spare_ns(large, SPARE_NS, 2 * WINDOW * QOS_NS + 1) == 0
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"), st.sampled_from(["arrives", "used", "admitted", "refused"]), st.floats(0, 5e3)
+        ),
+        max_size=60,
+    )
+)
+def test_it_is_a_share_of_the_spare_time(steps: list[tuple[str, str, float]]) -> None:
+    fair, now_ns = FairShare(), 0
+    tenants = {name: named(name, weight) for weight, name in enumerate("abc", 1)}
+    for name, what, amount in steps:
+        tenant, now_ns = tenants[name], now_ns + int(amount)
+        if what == "arrives":
+            fair.arrives(tenant, amount, now_ns)
+        elif what == "used":
+            fair.used(tenant, amount)
+        else:
+            fair.decided(tenant, now_ns, refused=what == "refused")
+        assert all(0 <= fair.spare_ns(each, SPARE_NS, now_ns) <= MOST * SPARE_NS for each in tenants.values())
+
+
+@dataclass
+class Flooded:
+    """One core; blocks take what their profile says."""
+
+    scheduler: Scheduler
+    ends: list[tuple[int, int, int]] = field(default_factory=list)  # (when, query, layers)
+    done: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    tenant_of: dict[int, str] = field(default_factory=dict)
+
+    def ask(self, number: int, tenant: str, now_ns: int) -> None:
+        while self.ends and self.ends[0][0] <= now_ns:
+            ended_ns, query, layers = heappop(self.ends)
+            self._see(self.scheduler.handle(BlockFinished(ended_ns, query, layers, 100)), ended_ns)
+        self.tenant_of[number] = tenant
+        self._see(self.scheduler.handle(QueryArrived(now_ns, Query(number, tenant, now_ns))), now_ns)
+
+    def _see(self, decisions: list[Decision], now_ns: int) -> None:
+        for decision in decisions:
+            if isinstance(decision, StartBlock):
+                heappush(self.ends, (now_ns + 100, decision.block.query, decision.block.stop))
+            elif isinstance(decision, RejectQuery):
+                self.refused[self.tenant_of[decision.query]] += 1
+            elif isinstance(decision, FinishQuery):
+                self.done[self.tenant_of[decision.query]] += 1
+
+
+def test_a_flood_leaves_the_neighbour_its_part() -> None:
+    """The core takes ten queries in 1,000 ns; one tenant asks for three of them, the other for fifty."""
+    tenants = [make_tenant(QOS_NS, "quiet"), make_tenant(QOS_NS, "flood")]
+    machine = Flooded(Scheduler(make_machine(1), tenants, {"m": [simple_profile((100,))]}, "veltair", 1))
+    number = 0
+    for now_ns in range(0, 1_000_000, 20):
+        number += 1
+        machine.ask(number, "flood", now_ns)
+        if now_ns % 340 == 0:
+            number += 1
+            machine.ask(number, "quiet", now_ns)
+    asked = 1_000_000 // 340
+    assert machine.done["quiet"] > 0.9 * asked
+    assert machine.done["flood"] + machine.done["quiet"] > 0.9 * 10_000  # the core is in use all the time
