@@ -131,7 +131,7 @@ class FeatureTransform:
         for part in self._parts:
             found |= part(raw, batch)
         for column in self._copied:
-            found[column.name] = np.asarray(raw[column.feature]).reshape(batch, -1)
+            found[column.name] = np.array(raw[column.feature]).reshape(batch, -1)  # Arrow's memory is read-only
         return {column.name: found[column.name] for column in self.description.columns}
 
     def _check(self, raw: RawColumns) -> int:
