@@ -72,14 +72,15 @@ class _CompiledPart:
         if part.form is not TrainingForm.BAG:
             dtype = OUTPUTS[part.form]["out"][0]
             out = np.empty((batch, sum(part.widths)), dtype)
-            self._run(operands, [out])
+            if batch:
+                self._run(operands, [out])
             starts = np.cumsum((0, *part.widths))
             return {name: out[:, starts[i] : starts[i + 1]] for i, name in enumerate(names)}
         most = [_most_ids(self._features[name], raw, batch) for name in names]
         bases = np.cumsum((0, *most))
         if bases[-1] > MOST_IDS:
             raise DataError(f"{', '.join(f.name for f in part.features)}: {bases[-1]} values in a batch; halve it")
-        ids, ends = np.empty(bases[-1], np.int64), np.empty((len(names), batch + 1), np.int64)
+        ids, ends = np.empty(max(bases[-1], 1), np.int64), np.empty((len(names), batch + 1), np.int64)
         ends[:, 0] = 0
         self._run(operands, [bases[:-1], ids, ends])
         return {name: Bag(ids[bases[i] : bases[i] + ends[i, -1]], ends[i]) for i, name in enumerate(names)}
@@ -131,7 +132,8 @@ class FeatureTransform:
         for part in self._parts:
             found |= part(raw, batch)
         for column in self._copied:
-            found[column.name] = np.array(raw[column.feature]).reshape(batch, -1)  # Arrow's memory is read-only
+            width = self.description.width_of(column)
+            found[column.name] = np.array(raw[column.feature]).reshape(batch, width)  # Arrow's memory is read-only
         return {column.name: found[column.name] for column in self.description.columns}
 
     def _check(self, raw: RawColumns) -> int:
@@ -220,7 +222,9 @@ def _joined(values: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
 def _writable(array: NDArray[Any]) -> NDArray[Any]:
     """The same memory as an array that TVM takes; kernels only read it. It lives as long as the array that is given."""
     array = np.ascontiguousarray(array)
-    if array.flags.writeable or not array.size:
+    if not array.size:  # TVM takes no empty array
+        return np.zeros(1, array.dtype)
+    if array.flags.writeable:
         return array
     memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
     return np.frombuffer(memory, array.dtype).reshape(array.shape)
