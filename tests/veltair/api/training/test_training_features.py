@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import onnx
 import pyarrow as pa
 import pytest
+import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
@@ -59,9 +61,8 @@ inputs = [
     { name = "ids", columns = ["items.ids", "items.length"] },
 ]
 """
-ROWS: dict[str, int] = {  # of the table of each bag, in the order of the input
-    **{"age": 4, "user": 11, "user.known": 7, "shops": 7, "city": 7, "city.kept": 7, "items": 11, "words": 7}
-}
+# Columns that are served, too, and the rows of the table of each bag: a kernel of them all takes minutes to compile.
+SERVED = {"age": 4, "user": 11, "city": 7, "items": 11}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for rows in (4, 7, 11):
         np.save(path / f"{rows}.npy", np.eye(rows, dtype=np.float32))
     (path / "features.toml").write_text(DESCRIPTION)
-    width = sum(ROWS.values()) + 3
+    served = tomllib.loads(DESCRIPTION)
+    x, ids = [*SERVED, "scores"], ["items.ids", "items.length"]
+    served["inputs"] = [{"name": "x", "columns": x}, {"name": "ids", "columns": ids}]
+    served["columns"] = [c for c in served["columns"] if c.get("name", c["feature"]) in (*x, *ids)]
+    (path / "served.toml").write_text(tomli_w.dumps(served))
+    width = sum(SERVED.values()) + 2
     inputs = [
         helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B", width]),
         helper.make_tensor_value_info("ids", TensorProto.INT64, ["B", 5]),
@@ -89,8 +95,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def artifact(folder: Path) -> Artifact:
     return veltair.compile(
-        folder / "m.onnx", folder / "out", features=folder / "features.toml", trials=0, max_batch=16,
-        precision="fp32", levels="modelled",
+        folder / "m.onnx", folder / "out", features=folder / "served.toml", trials=0, max_batch=4, precision="fp32"
     )
 
 
@@ -173,24 +178,31 @@ def test_ids_are_those_of_another_implementation(columns: TrainingFeatures) -> N
 
 
 def test_the_served_model_looks_up_the_same_ids(columns: TrainingFeatures, artifact: Artifact) -> None:
-    raw = some_rows(16, seed=1)
+    raw, own = some_rows(40, seed=1), veltair.features(artifact)
+    wanted = {
+        name: np.array(v, object) if isinstance(v, list) else v
+        for name, v in raw.items()
+        if name in {port.name for port in artifact.inputs}
+    }
     with veltair.load(artifact) as model:
-        served = model({name: np.array(v, object).reshape(-1, 1) if isinstance(v, list) else v.reshape(16, -1)
-                        for name, v in raw.items()})
-    for found in (columns(raw), veltair.features(artifact)(raw), veltair.features(artifact.path)(raw)):
-        counts = [
-            np.stack([np.bincount(row, minlength=rows) for row in map(np.array, map(np.int64, rows_of(found[name])))])
-            for name, rows in ROWS.items()
+        answers = [
+            model({name: value[first : first + 4].reshape(4, -1) for name, value in wanted.items()})
+            for first in range(0, 40, 4)
         ]
-        numbers = [found["scores"], found["words.number"]]
-        np.testing.assert_array_equal(-served["counts"], np.concatenate([*counts, *numbers], axis=1))
+    served = {name: np.concatenate([answer[name] for answer in answers]) for name in ("counts", "floats")}
+    for found in (columns(raw), own(raw)):
+        counts = [
+            np.stack([np.bincount(np.array(row, np.int64), minlength=rows) for row in rows_of(found[name])])
+            for name, rows in SERVED.items()
+        ]
+        np.testing.assert_array_equal(-served["counts"], np.concatenate([*counts, found["scores"]], axis=1))
         np.testing.assert_array_equal(served["floats"], np.concatenate([found["items.ids"], found["items.length"]], 1))
 
 
 TEXT = st.lists(st.sampled_from([b"a", b"b", b";", b" ", b"Rome", b"\0", b"\xff", b"x" * 70]), max_size=12).map(b"".join)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), count=st.integers(0, 40))
 def test_any_text_and_number(columns: TrainingFeatures, data: st.DataObject, count: int) -> None:
     ids = st.one_of(st.integers(-4, 12), st.integers(-(1 << 63), (1 << 63) - 1))
@@ -278,7 +290,7 @@ def test_sources_without_columns_are_refused(folder: Path, artifact: Artifact) -
         veltair.features(folder / "none.toml")
     with pytest.raises(ArtifactError, match="no model artifact"):
         veltair.features(folder)
-    assert "few" in (artifact.path / COLUMNS).read_text() and "npy" not in (artifact.path / COLUMNS).read_text()
+    assert 'name = "few"' in (artifact.path / COLUMNS).read_text() and "npy" not in (artifact.path / COLUMNS).read_text()
     altered = (artifact.path / COLUMNS).read_bytes()
     try:
         (artifact.path / COLUMNS).write_bytes(altered.replace(b"hash = 7", b"hash = 8"))
