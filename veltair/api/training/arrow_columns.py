@@ -44,9 +44,9 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 def check_columns(batch: pa.RecordBatch, features: Sequence[Feature], kept: Sequence[str], where: str) -> None:
     """Raises DataError, which begins with `where`, for a column that is missing, of a wrong type, or has nulls, or
-    whose buffers are too short."""
+    whose buffers are too short or lie about each other. What reads the batch afterwards reads nothing outside of it."""
     for feature in features:
-        column, here = _column(batch, feature.name, where)
+        column, here = _checked_column(batch, feature.name, where)
         kind = _value_type(column)
         if feature.is_text:
             right, expected = any(test(kind) for test in (*TEXTS, *VIEWS)), "texts (string or binary)"
@@ -59,7 +59,7 @@ def check_columns(batch: pa.RecordBatch, features: Sequence[Feature], kept: Sequ
             many = f"fixed_size_list of {feature.width} " if feature.width > 1 else ""
             raise DataError(f"{here}: expected {many}{expected}, got {column.type}")
     for name in kept:
-        column, here = _column(batch, name, where)
+        column, here = _checked_column(batch, name, where)
         kind = _value_type(column)
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
             raise DataError(f"{here}: expected numbers, which are passed on, got {column.type}")
@@ -72,14 +72,14 @@ def arrow_columns(batch: pa.RecordBatch, features: Sequence[Feature], where: str
     """
     found = {}
     for feature in features:
-        column, here = _column(batch, feature.name, where)
+        column, here = batch.column(feature.name), f"{where}column {feature.name!r}"
         found[feature.name] = _texts(column, here) if feature.is_text else _numbers(column, feature, here)
     return found
 
 
 def kept_column(batch: pa.RecordBatch, name: str, where: str = "") -> NDArray[Any]:
-    """The numbers of a column that no kernel reads, (rows,), or (rows, width) of lists: a copy."""
-    column, here = _column(batch, name, where)
+    """The numbers of a checked column that no kernel reads, (rows,), or (rows, width) of lists: a copy."""
+    column, here = batch.column(name), f"{where}column {name!r}"
     if any(test(column.type) for test in LISTS):
         flat = column.flatten()
         width = len(flat) // max(len(column), 1)
@@ -88,14 +88,47 @@ def kept_column(batch: pa.RecordBatch, name: str, where: str = "") -> NDArray[An
     return np.array(column.to_numpy(zero_copy_only=False))
 
 
-def _column(batch: pa.RecordBatch, name: str, where: str) -> tuple[pa.Array, str]:
+def join_batches(batches: Sequence[pa.RecordBatch], features: Sequence[Feature], kept: Sequence[str]) -> pa.RecordBatch:
+    """Checked batches one after the other, whose columns may have another order and other types: a copy.
+
+    Raises DataError where a kept column cannot take the type that it has in the first batch.
+    """
+    known = {feature.name: feature for feature in features}
+    joined = {}
+    for name in dict.fromkeys((*known, *kept)):
+        parts = [batch.column(name) for batch in batches]
+        if any(part.type != parts[0].type for part in parts):
+            if name in known:
+                parts = [_plain(part, known[name], f"column {name!r}") for part in parts]
+            else:
+                try:
+                    parts = [part.cast(parts[0].type) for part in parts]
+                except pa.ArrowException as error:
+                    raise DataError(f"column {name!r}: {error}") from None
+        joined[name] = pa.concat_arrays(parts)
+    return pa.RecordBatch.from_pydict(joined)
+
+
+def _plain(column: pa.Array, feature: Feature, where: str) -> pa.Array:
+    """A column in the one type that all of its kind can take."""
+    if feature.is_text:
+        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        return column.cast(pa.large_binary())
+    return pa.FixedSizeListArray.from_arrays(pa.array(_numbers(column, feature, where).reshape(-1)), feature.width)
+
+
+def _checked_column(batch: pa.RecordBatch, name: str, where: str) -> tuple[pa.Array, str]:
     """A column without nulls, and how messages name it."""
     here, places = f"{where}column {name!r}", batch.schema.get_all_field_indices(name)
     if len(places) != 1:
         raise DataError(f"{here} is missing" if not places else f"{here} is there {len(places)} times")
     column = batch.column(places[0])
+    plain = any(test(column.type) for test in TEXTS)
+    nested = any(test(column.type) for test in (*LISTS, *VIEWS, pa.types.is_dictionary))
     try:
-        column.validate()
+        column.validate(full=nested)  # of texts this would ask for UTF-8
+        if plain:
+            _offsets(column, here)
     except pa.ArrowException as error:
         raise DataError(f"{here}: {error}") from None
     inner = column.flatten() if any(test(column.type) for test in LISTS) and not column.null_count else column
@@ -137,19 +170,28 @@ def _texts(column: pa.Array, where: str) -> Strings:
         column = column.dictionary_decode()
     if any(test(column.type) for test in VIEWS):
         column = column.cast(pa.large_binary())
-    wide = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
-    _, places, content = column.buffers()
-    if not len(column):
-        return Strings(np.zeros(0, np.uint8), np.zeros(1, np.int32))
+    content, offsets = column.buffers()[2], _offsets(column, where)
     data = np.frombuffer(content, np.uint8) if content is not None and content.size else np.zeros(0, np.uint8)
-    offsets = np.frombuffer(places, np.int64 if wide else np.int32)[column.offset : column.offset + len(column) + 1]
-    if not wide:
-        return Strings(data, offsets)  # the transform checks them
+    if offsets.dtype == np.int32:
+        return Strings(data, offsets)
     first, last = int(offsets[0]), int(offsets[-1])
-    falls = np.flatnonzero(offsets[1:] < offsets[:-1])
-    if falls.size or first < 0 or last > data.size:
-        row = int(falls[0]) if falls.size else len(column) - 1
-        raise DataError(f"{where}: offsets fall, or pass the end of the text, at row {row}")
     if last - first > MOST_BYTES:
         raise DataError(f"{where}: {last - first} bytes of text in a batch; at most {MOST_BYTES}: take fewer rows")
     return Strings(data[first:last], (offsets - first).astype(np.int32))
+
+
+def _offsets(column: pa.Array, where: str) -> NDArray[Any]:
+    """Where each text of a column begins, and the last one ends: int32, or int64 of large types."""
+    large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
+    dtype = np.int64 if large else np.int32
+    _, places, content = column.buffers()
+    if not len(column):
+        return np.zeros(1, dtype)
+    offsets = np.frombuffer(places, dtype)[column.offset : column.offset + len(column) + 1]
+    falls = np.flatnonzero(offsets[1:] < offsets[:-1])
+    if falls.size:
+        raise DataError(f"{where}: offsets fall at row {falls[0]}")
+    if offsets[0] < 0 or offsets[-1] > (0 if content is None else content.size):
+        size = 0 if content is None else content.size
+        raise DataError(f"{where}: offsets from {offsets[0]} to {offsets[-1]} in {size} bytes of text")
+    return offsets

@@ -6,6 +6,7 @@ in turn, so that each row is read by one of them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from veltair.api.training.arrow_columns import check_columns
+from veltair.api.training.arrow_columns import check_columns, join_batches
 from veltair.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -72,10 +73,13 @@ class FeatureFiles:
                 taken = batch.slice(0, rows - have)
                 waiting, have, batch = [*waiting, taken], have + taken.num_rows, batch.slice(taken.num_rows)
                 if have == rows:
-                    yield first, waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+                    yield first, self._joined(waiting)
                     waiting, have = [], 0
         if waiting and not drop_last:
-            yield first, waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+            yield first, self._joined(waiting)
+
+    def _joined(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        return batches[0] if len(batches) == 1 else join_batches(batches, self.features, self.keep)
 
     def _checked(self, part: int, parts: int) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The record batches of every piece of a shard, checked."""
@@ -154,6 +158,6 @@ _PIECES = {"parquet": _parquet_pieces, "arrow": _arrow_pieces, "text": _text_pie
 
 def _reason(error: BaseException) -> str:
     """What Arrow or the system says, in one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
     return " ".join(str(error).strip("'\" ").split()) or type(error).__name__
