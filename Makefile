@@ -92,7 +92,7 @@ micro: $(VENV)/ready
 lock:
 	rm -rf .build/lock && $(PYTHON) -m venv .build/lock
 	.build/lock/bin/pip install --quiet setuptools==84.2.1
-	.build/lock/bin/pip install --quiet --no-build-isolation '.[bench,mlperf,ray,otel,docs,dev]'
+	.build/lock/bin/pip install --quiet --no-build-isolation '.[bench,mlperf,ray,otel,features,docs,dev]'
 	.build/lock/bin/pip freeze --all --exclude veltair --exclude pip > requirements/dev.lock
 
 clean:

@@ -238,4 +238,3 @@ class _TrainingEmitter:
             with when(T.And(used[0] == ends[bag, row], stand_in >= 0)):
                 append(stand_in)
             T.buffer_store(ends, used[0], [bag, row + 1])
-

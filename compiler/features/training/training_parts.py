@@ -95,9 +95,7 @@ def _make_part(description: FeatureDescription, form: TrainingForm, columns: lis
     joined = ColumnInput(name="x", columns=tuple(c.name for c in alone))
     read = {name for column in alone for name in features_read(column)}
     features = tuple(feature for feature in description.features if feature.name in read)
-    part = FeatureDescription(
-        features=features, columns=tuple(alone), inputs=(joined,), path=description.path
-    )
+    part = FeatureDescription(features=features, columns=tuple(alone), inputs=(joined,), path=description.path)
     table = build_column_table(part, joined, TableStore.load(part))
     by_name = {column.name: column for column in alone}
     ordered = tuple(by_name[name] for name in table.names)
@@ -118,4 +116,3 @@ def _make_part(description: FeatureDescription, form: TrainingForm, columns: lis
 def _stand_in(column: FeatureColumn) -> int:
     """The id of the row that stands where no value is left."""
     return NO_ID if column.empty_row is None else column.empty_row
-

@@ -52,7 +52,9 @@ def to_numbers(value: Any, feature: Feature, where: str) -> NDArray[Any]:
         raise DataError(f"{where}: expected rows of {feature.width} numbers each") from None
     wanted, kinds = (np.int64, "iu") if feature.kind == "int" else (np.float32, "iuf")
     if array.dtype.kind not in kinds and array.size:
-        raise DataError(f"{where}: expected {np.dtype(wanted)}, got {'texts' if array.dtype.kind in 'OSU' else array.dtype}")
+        raise DataError(
+            f"{where}: expected {np.dtype(wanted)}, got {'texts' if array.dtype.kind in 'OSU' else array.dtype}"
+        )
     if array.dtype == np.uint64 and wanted is np.int64 and array.max(initial=0) > LARGEST_ID:
         row = int(np.flatnonzero(array.reshape(len(array), -1).max(axis=1) > LARGEST_ID)[0])
         raise DataError(f"{where}: row {row}: an id beyond 2**63 - 1")

@@ -68,7 +68,11 @@ def joined(batches: Iterator[dict[str, Any]]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for batch in batches:
         for name, value in batch.items():
-            rows = [value.row(i).tolist() for i in range(len(value.offsets) - 1)] if isinstance(value, tuple) else value.tolist()
+            rows = (
+                [value.row(i).tolist() for i in range(len(value.offsets) - 1)]
+                if isinstance(value, tuple)
+                else value.tolist()
+            )
             found.setdefault(name, []).extend(rows)
     return found
 
@@ -99,12 +103,18 @@ def altered(name: str, values: pa.Array) -> pa.Table:
     ("changed", "message"),
     [
         (table().drop_columns(["items"]), "row group 0: column 'items' is missing"),
-        (altered("user", pa.array(["a"] * ROWS)), r"row group 0: column 'user': expected whole numbers \(int64\), got str"),
+        (
+            altered("user", pa.array(["a"] * ROWS)),
+            r"row group 0: column 'user': expected whole numbers \(int64\), got str",
+        ),
         (altered("items", pa.array([1] * ROWS)), r"row group 0: column 'items': expected texts .*got int64"),
         (altered("age", pa.array([True] * ROWS)), r"row group 0: column 'age': expected numbers \(float32\), got bool"),
         (altered("user", pa.array([1] * 120 + [None] + [1] * 109)), "row group 2: column 'user': row 20 is null"),
         (altered("items", pa.array(["a"] * 199 + [None] + ["b"] * 30)), "row group 3: column 'items': row 49 is null"),
-        (altered("click", pa.array(["a"] * ROWS)), "row group 0: column 'click': expected numbers, which are passed on"),
+        (
+            altered("click", pa.array(["a"] * ROWS)),
+            "row group 0: column 'click': expected numbers, which are passed on",
+        ),
     ],
 )
 def test_faults_name_the_row_group_and_the_column(
@@ -116,7 +126,7 @@ def test_faults_name_the_row_group_and_the_column(
 
 
 def test_files_that_are_none_or_cut_short(columns: TrainingFeatures, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="none.parquet: No such file"):
+    with pytest.raises(DataError, match=r"none.parquet: No such file"):
         list(columns.batches(tmp_path / "none.parquet"))
     with pytest.raises(ConfigError, match="expected a name that ends with"):
         list(columns.batches(tmp_path / "a.json"))
@@ -130,7 +140,7 @@ def test_files_that_are_none_or_cut_short(columns: TrainingFeatures, folder: Pat
             try:
                 read = joined(columns.batches(cut, rows=64))
             except DataError as error:
-                assert str(error).startswith(str(cut))  # noqa: PT017
+                assert str(error).startswith(str(cut))
             else:
                 assert name == "stream.arrow" and len(read.get("user", [])) < ROWS  # a stream may end early
     (tmp_path / "bad.csv").write_text("user,age,items\n1,2,a\nx,2,b\n")
@@ -180,7 +190,11 @@ def test_batches_of_torch(columns: TrainingFeatures, folder: Path) -> None:
     from torch.utils.data import DataLoader
 
     loader = DataLoader(columns.torch(folder / "a.parquet", rows=32, keep=("click",)), batch_size=None, num_workers=2)
-    rows = [row.tolist() for batch in loader for row in torch.tensor_split(*batch["items"][:1], batch["items"].offsets[1:-1])]
+    rows = [
+        row.tolist()
+        for batch in loader
+        for row in torch.tensor_split(*batch["items"][:1], batch["items"].offsets[1:-1])
+    ]
     whole = columns(table())["items"]
     assert sorted(rows) == sorted(whole.row(place).tolist() for place in range(ROWS))
     bag = torch.nn.EmbeddingBag(50, 4, include_last_offset=True)
@@ -191,4 +205,6 @@ def test_batches_of_tensorflow(columns: TrainingFeatures, folder: Path) -> None:
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed: batches for tf.data are not tried")
     batches = list(columns.tensorflow(folder / "a.parquet", rows=64, keep=("click",)))
     whole = columns(table())["items"]
-    assert [row for batch in batches for row in batch["items"].to_list()] == [whole.row(i).tolist() for i in range(ROWS)]
+    assert [row for batch in batches for row in batch["items"].to_list()] == [
+        whole.row(i).tolist() for i in range(ROWS)
+    ]

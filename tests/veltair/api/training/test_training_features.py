@@ -116,9 +116,7 @@ def expected_bags(raw: dict[str, Sequence[Any]]) -> dict[str, list[list[int]]]:
     users = [[u for u in [user] if u != -1] for user in raw["user"]]
     tokens = [[t for t in items.split(b";") if t][:4] for items in raw["items"]]
     words = [[w for w in text.split(b" ") if w] for text in raw["words"]]
-    joined = [
-        city.lower() + b"-" + kept if city else None for city, kept in zip(raw["city"], raw["kept"], strict=True)
-    ]
+    joined = [city.lower() + b"-" + kept if city else None for city, kept in zip(raw["city"], raw["kept"], strict=True)]
     return {
         "age": [[sum(np.float32(age) >= edge for edge in (18, 35, 65)) if age == age else 3] for age in raw["age"]],
         "user": [[bucket(str(u).encode(), 11) for u in row] for row in users],
@@ -138,10 +136,12 @@ def some_rows(count: int, seed: int = 0) -> dict[str, Any]:
     texts = [b"", b"Rome", b"OSLO", b"\xff\0", b"a", b"b", "Zürich".encode(), b"a long name of sixteen or more bytes"]
 
     def joined(separator: bytes) -> list[bytes]:
-        return [separator.join(texts[i] for i in chance.integers(len(texts), size=n)) for n in chance.integers(0, 9, count)]
+        return [
+            separator.join(texts[i] for i in chance.integers(len(texts), size=n)) for n in chance.integers(0, 9, count)
+        ]
 
     ages = chance.normal(40, 25, count).astype(np.float32)
-    ages[:: 7] = np.nan
+    ages[::7] = np.nan
     users = chance.integers(-3, 9, count)
     users[1::5] = -(1 << 63)
     return {
@@ -172,7 +172,9 @@ def test_ids_are_those_of_another_implementation(columns: TrainingFeatures) -> N
     compare(found, raw)
     np.testing.assert_array_equal(found["scores"], raw["scores"])
     assert [value.dtype for value in (found["user"].ids, found["items.ids"], found["scores"])] == [
-        np.int64, np.int64, np.float32,
+        np.int64,
+        np.int64,
+        np.float32,
     ]
     assert np.from_dlpack(found["user"].ids).tolist() == found["user"].ids.tolist()
 
@@ -199,14 +201,18 @@ def test_the_served_model_looks_up_the_same_ids(columns: TrainingFeatures, artif
         np.testing.assert_array_equal(served["floats"], np.concatenate([found["items.ids"], found["items.length"]], 1))
 
 
-TEXT = st.lists(st.sampled_from([b"a", b"b", b";", b" ", b"Rome", b"\0", b"\xff", b"x" * 70]), max_size=12).map(b"".join)
+TEXT = st.lists(st.sampled_from([b"a", b"b", b";", b" ", b"Rome", b"\0", b"\xff", b"x" * 70]), max_size=12).map(
+    b"".join
+)
 
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), count=st.integers(0, 40))
 def test_any_text_and_number(columns: TrainingFeatures, data: st.DataObject, count: int) -> None:
     ids = st.one_of(st.integers(-4, 12), st.integers(-(1 << 63), (1 << 63) - 1))
-    raw = {name: data.draw(st.lists(TEXT, min_size=count, max_size=count)) for name in ("city", "kept", "items", "words")}
+    raw = {
+        name: data.draw(st.lists(TEXT, min_size=count, max_size=count)) for name in ("city", "kept", "items", "words")
+    }
     raw["user"] = np.array(data.draw(st.lists(ids, min_size=count, max_size=count)), np.int64)
     raw["shops"] = np.array(data.draw(st.lists(ids, min_size=3 * count, max_size=3 * count)), np.int64).reshape(-1, 3)
     raw["age"] = np.array(data.draw(st.lists(st.floats(width=32), min_size=count, max_size=count)), np.float32)
@@ -275,7 +281,11 @@ def test_wrong_columns_are_named(columns: TrainingFeatures, changed: dict[str, A
 
 @pytest.mark.parametrize(
     ("offsets", "message"),
-    [([0, 3, 2], "offsets fall at row 1"), ([-1, 0, 2], "offsets begin at -1"), ([0, 2, 9], "row 1 ends at byte 9 of 4")],
+    [
+        ([0, 3, 2], "offsets fall at row 1"),
+        ([-1, 0, 2], "offsets begin at -1"),
+        ([0, 2, 9], "row 1 ends at byte 9 of 4"),
+    ],
 )
 def test_offsets_that_lie_are_refused(columns: TrainingFeatures, offsets: list[int], message: str) -> None:
     from veltair.profiles.artifact.strings import Strings
@@ -290,7 +300,9 @@ def test_sources_without_columns_are_refused(folder: Path, artifact: Artifact) -
         veltair.features(folder / "none.toml")
     with pytest.raises(ArtifactError, match="no model artifact"):
         veltair.features(folder)
-    assert 'name = "few"' in (artifact.path / COLUMNS).read_text() and "npy" not in (artifact.path / COLUMNS).read_text()
+    assert (
+        'name = "few"' in (artifact.path / COLUMNS).read_text() and "npy" not in (artifact.path / COLUMNS).read_text()
+    )
     altered = (artifact.path / COLUMNS).read_bytes()
     try:
         (artifact.path / COLUMNS).write_bytes(altered.replace(b"hash = 7", b"hash = 8"))
