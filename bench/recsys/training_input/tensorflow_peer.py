@@ -1,6 +1,6 @@
 """A description's columns as a `tf.data` pipeline, in a Python of its own; `bench.recsys.training_input` starts it.
 
-    python -m bench.recsys.tensorflow_input FOLDER THREADS BATCH TURNS
+    python -m bench.recsys.training_input.tensorflow_peer FOLDER THREADS BATCH TURNS
 
 FOLDER has features.toml and rows.npz, an array for each feature of one batch. Prints rows per second as JSON, and
 writes the ids of each column to ids.npz.

@@ -100,7 +100,15 @@ def rate(rows: int, run: Callable[[], Any]) -> float:
 
 def tensorflow_rates(python: str, folder: Path, threads: int) -> dict[str, float]:
     """The peer's rates, and its ids for comparison in `folder`."""
-    command = [python, "-m", "bench.recsys.tensorflow_input", str(folder), str(threads), str(BATCH), str(TURNS)]
+    command = [
+        python,
+        "-m",
+        "bench.recsys.training_input.tensorflow_peer",
+        str(folder),
+        str(threads),
+        str(BATCH),
+        str(TURNS),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     rates: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return rates
