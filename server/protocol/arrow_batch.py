@@ -14,7 +14,7 @@ import numpy as np
 
 from veltair.errors import RequestError
 from veltair.profiles.artifact.strings import MOST_BYTES, Strings
-from veltair.server.protocol.datatypes import Array, datatype_name
+from veltair.server.protocol.datatypes import datatype_name
 from veltair.server.protocol.flatbuffer import FlatTable
 from veltair.server.protocol.infer_request import NamedTensor
 from veltair.server.protocol.request_bounds import MAX_TENSORS
@@ -34,6 +34,8 @@ class _Column(NamedTuple):
     dtype: str  # numpy name; of texts that of their offsets
     is_text: bool
     width: int  # values of a row; 0 where the column is no list
+    datatype: str
+    item_bytes: int  # of a value, or of an offset
     node: int  # the first of its nodes and buffers
     buffer: int
 
@@ -101,8 +103,11 @@ def _columns(metadata: bytes) -> tuple[_Column, ...]:
         is_text = bool(dtype)
         dtype = dtype or _number_type(kind, value.table(3))
         if not dtype:
-            raise RequestError(f"column {name!r:.80}: expected whole numbers, floats, texts, or fixed-size lists of numbers")
-        found.append(_Column(name, dtype, is_text, width, node, buffer))
+            raise RequestError(
+                f"column {name!r:.80}: expected whole numbers, floats, texts, or fixed-size lists of numbers"
+            )
+        datatype = "BYTES" if is_text else datatype_name(dtype)
+        found.append(_Column(name, dtype, is_text, width, datatype, np.dtype(dtype).itemsize, node, buffer))
         node, buffer = node + 1 + nested, buffer + (3 if is_text or nested else 2)
     return tuple(found)
 
@@ -139,28 +144,22 @@ def _tensors(columns: tuple[_Column, ...], batch: FlatTable | None, body: memory
 
 
 def _tensor(column: _Column, rows: int, count: int, spans: list[list[int]], body: memoryview) -> NamedTensor:
-    name, dtype, is_text, width, _, first = column
+    name, dtype, is_text, width, datatype, item_bytes, _, first = column
     if count != rows:
         raise RequestError(f"column {name!r:.80} has {count} rows, the record batch {rows}")
     begin, size = spans[first + (2 if width else 1)]
+    width = width or 1
+    needed = (rows + 1 if is_text else rows * width) * item_bytes
+    if size < needed:
+        raise RequestError(f"column {name!r:.80}: a buffer of {size} bytes; {needed} are needed")
+    values = body[begin : begin + needed]
     if is_text:
-        offsets = _view(body, begin, size, dtype, rows + 1, name)
+        offsets = np.frombuffer(values, dtype)
         start, length = spans[first + 2]
         data = np.frombuffer(body[start : start + length], np.uint8)
         if dtype == "int64":
             if len(offsets) and (int(offsets.max()) > MOST_BYTES or int(offsets.min()) < 0):
                 raise RequestError(f"column {name!r:.80}: offsets beyond {MOST_BYTES} bytes")
             offsets = offsets.astype(np.int32)
-        return NamedTensor(name, "BYTES", (rows, 1), Strings(data, offsets))
-    width = width or 1
-    _view(body, begin, size, dtype, rows * width, name)
-    needed = rows * width * np.dtype(dtype).itemsize
-    return NamedTensor(name, datatype_name(dtype), (rows, width), body[begin : begin + needed])
-
-
-def _view(body: memoryview, begin: int, size: int, dtype: str, count: int, name: str) -> Array:
-    """So many numbers of a buffer."""
-    needed = count * np.dtype(dtype).itemsize
-    if size < needed:
-        raise RequestError(f"column {name!r:.80}: a buffer of {size} bytes; {needed} are needed")
-    return np.frombuffer(body[begin : begin + needed], dtype)
+        return NamedTensor(name, datatype, (rows, 1), Strings(data, offsets))
+    return NamedTensor(name, datatype, (rows, width), values)

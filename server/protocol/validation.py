@@ -53,6 +53,7 @@ class InputValidator:
         self.ports = tuple(ports)
         self._model, self._max_batch = model, max_batch
         self._names = {port.name for port in ports}
+        self._row_shapes = {port.name: port.shape[1:] for port in ports if port.shape[:1] == (-1,)}
         self._expected = tuple(map(_expected_input, ports))
 
     def validate(self, tensors: Sequence[NamedTensor]) -> dict[str, Tensor]:
@@ -101,10 +102,9 @@ class InputValidator:
             raise RequestError(f"{self._model}: input {ARROW_INPUT!r} is UINT8, got {tensor.datatype!r:.40}")
         values = tensor_values(tensor)
         assert not isinstance(values, Strings)  # of datatype BYTES
-        shapes = {port.name: port.shape for port in self.ports}
         found = []
         for column in read_record_batch(memoryview(values.reshape(-1))):
-            expected = shapes.get(column.name, ())[1:]
+            expected = self._row_shapes.get(column.name, ())
             if expected != column.shape[1:] and math.prod(expected) == column.shape[1]:
                 column = msgspec.structs.replace(column, shape=(column.shape[0], *expected))
             found.append(column)
