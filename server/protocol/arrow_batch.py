@@ -43,8 +43,8 @@ class _Column(NamedTuple):
 def read_record_batch(data: memoryview) -> list[NamedTensor]:
     """The columns of a record batch as inputs: numbers (rows, width), and texts (rows, 1) as `Strings`.
 
-    Raises RequestError for what is no such stream, for nulls, compressed and dictionary-encoded columns, and for buffers
-    that are not where they are said to be. Offsets of texts are checked by whoever takes the strings.
+    Raises RequestError for what is no such stream, for nulls, compressed and dictionary-encoded columns, and for
+    buffers that are not where they are said to be. Offsets of texts are checked by whoever takes the strings.
     """
     try:
         kind, schema, _, rest = _message(data)
