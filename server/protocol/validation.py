@@ -103,7 +103,7 @@ class InputValidator:
         values = tensor_values(tensor)
         assert not isinstance(values, Strings)  # of datatype BYTES
         found = []
-        for column in read_record_batch(memoryview(values.reshape(-1))):
+        for column in read_record_batch(np.ascontiguousarray(values).reshape(-1).data):
             expected = self._row_shapes.get(column.name, ())
             if expected != column.shape[1:] and math.prod(expected) == column.shape[1]:
                 column = msgspec.structs.replace(column, shape=(column.shape[0], *expected))

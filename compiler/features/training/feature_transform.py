@@ -227,4 +227,4 @@ def _writable(array: NDArray[Any]) -> NDArray[Any]:
     if array.flags.writeable:
         return array
     memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
-    return np.frombuffer(memory, array.dtype).reshape(array.shape)
+    return np.frombuffer(memoryview(memory), np.uint8).view(array.dtype).reshape(array.shape)

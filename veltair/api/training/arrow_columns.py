@@ -183,11 +183,11 @@ def _texts(column: pa.Array, where: str) -> Strings:
 def _offsets(column: pa.Array, where: str) -> NDArray[Any]:
     """Where each text of a column begins, and the last one ends: int32, or int64 of large types."""
     large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
-    dtype = np.int64 if large else np.int32
+    dtype = np.dtype("int64" if large else "int32")
     _, places, content = column.buffers()
     if not len(column):
         return np.zeros(1, dtype)
-    offsets = np.frombuffer(places, dtype)[column.offset : column.offset + len(column) + 1]
+    offsets: NDArray[Any] = np.frombuffer(places, dtype)[column.offset : column.offset + len(column) + 1]
     falls = np.flatnonzero(offsets[1:] < offsets[:-1])
     if falls.size:
         raise DataError(f"{where}: offsets fall at row {falls[0]}")
