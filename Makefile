@@ -34,9 +34,11 @@ types: $(VENV)/ready
 docs: types
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# The examples in docstrings.
+# The examples in docstrings, but of modules that import what is not installed here: torch, TensorFlow.
+NOT_INSTALLED := veltair/api/training/torch_batches.py veltair/api/training/tensorflow_batches.py
 doctest: $(VENV)/ready
-	$(BIN)/pytest --quiet --doctest-modules veltair compiler profiles scenarios scheduler server loadgen
+	$(BIN)/pytest --quiet --doctest-modules $(NOT_INSTALLED:%=--ignore=%) \
+		veltair compiler profiles scenarios scheduler server loadgen
 
 # Side by side, each with its output as it ends: what starts daemons mostly waits, the other tests keep a core busy.
 STARTS_DAEMONS := tests/server/daemon tests/server/engine tests/server/front tests/server/worker tests/faults
@@ -92,7 +94,7 @@ micro: $(VENV)/ready
 lock:
 	rm -rf .build/lock && $(PYTHON) -m venv .build/lock
 	.build/lock/bin/pip install --quiet setuptools==84.2.1
-	.build/lock/bin/pip install --quiet --no-build-isolation '.[bench,mlperf,ray,otel,docs,dev]'
+	.build/lock/bin/pip install --quiet --no-build-isolation '.[bench,mlperf,ray,otel,features,docs,dev]'
 	.build/lock/bin/pip freeze --all --exclude veltair --exclude pip > requirements/dev.lock
 
 clean:

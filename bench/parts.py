@@ -75,6 +75,10 @@ def _atrec(at: Settings) -> Sequence[Command]:
     return [("bench.recsys.atrec", "--json", at.result("atrec"), *at.peer("--tensorflow", at.tensorflow))]
 
 
+def _training_input(at: Settings) -> Sequence[Command]:
+    return [("bench.recsys.training_input", "--json", at.result("training"), *at.peer("--tensorflow", at.tensorflow))]
+
+
 def _layer_launch(at: Settings) -> Sequence[Command]:
     artifacts = [str(DEMO / "bench" / f"{name}-bf16") for name in ("mobilenet_v2", "resnet50")]
     return [("bench.kernels.layer_launch", *artifacts, "--out", at.result("blocks"))]
@@ -111,6 +115,7 @@ PARTS = {
     "columns": Part(("columns.json",), _columns),
     "ember": Part(("ember.json",), _ember),
     "atrec": Part(("atrec.json",), _atrec),
+    "training": Part(("training.json",), _training_input),
     "stitching": Part(("stitching.json",), lambda at: [("bench.kernels.stitching", "--json", at.result("stitching"))]),
     "blocks": Part(("blocks.json",), _layer_launch),
     "scheduler": Part(

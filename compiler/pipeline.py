@@ -23,6 +23,7 @@ from veltair.compiler.embedding.table_storage import TableStorage
 from veltair.compiler.features import feature_model
 from veltair.compiler.features.description_file import load_description
 from veltair.compiler.features.feature_model import FeatureModel
+from veltair.compiler.features.kept_columns import keep_columns
 from veltair.compiler.graph import completion
 from veltair.compiler.graph.graph_builder import GraphBuilder, NodeImporter
 from veltair.compiler.graph.layer_graph import LayerGraph
@@ -50,8 +51,8 @@ from veltair.profiles.records.tuning_records import RecordStore
 from veltair.profiles.runtime.answer_check import store_answer
 from veltair.types import Environment
 
-# Of the whole model: error over the output's largest value. Layers are held to much less (see `tuning/correctness`),
-# but their roundings add up with depth: 3.5 % measured on ResNet-50 and MobileNet-V2 with random weights.
+# Of the whole model: error over the output's largest value. Layers are held to much less (`tuning/correctness`), but
+# roundings add up with depth: 3.5 % measured on ResNet-50 and MobileNet-V2 with random weights.
 TOLERANCE = {"fp32": 1e-3, "bf16": 0.1}
 MAX_SIZES = 5  # batch sizes that are timed
 QOS_FACTOR = 3  # the default target is this times the model's solo time, rounded up to a millisecond
@@ -154,8 +155,7 @@ def complete_outputs(lowering: Lowering) -> None:
 
 def settle_halos(lowering: Lowering) -> None:
     """Give every blocked tensor the halo that its readers asked for; this completes the layer graph."""
-    layout = lowering.features.layout if lowering.features else None
-    ports = (layout.inputs, layout.packed_buffers) if layout else ()
+    ports = (lowering.features.layout.inputs, lowering.features.layout.packed_buffers) if lowering.features else ()
     lowering.graph = completion.complete_graph(lowering.view, lowering.builder, *ports)
 
 
@@ -220,6 +220,7 @@ def write_manifest(compilation: Compilation) -> None:
         source_digest=file_digest(c.onnx),
         kernels_digest=file_digest(c.draft / KERNELS),
         weights_digest=parts.weights_digest,
+        columns_digest=keep_columns(c.features.description if c.features else None, c.draft),
         tables=c.storage.storage,
         tables_error=c.storage.error,
     )
@@ -266,8 +267,7 @@ def lower(
 ) -> LayerGraph:
     """The layer graph of a loaded model. Raises ModelError naming what cannot be compiled.
 
-    precision: "fp32" or "bf16".
-    features: the feature columns that give some of its inputs.
+    precision: "fp32" or "bf16"; features: the feature columns that give some of its inputs.
     storage: how rows of its float tables are kept; as they are in the file by default.
     fallback: whether ONNX Runtime may run what nothing of ours computes.
     """

@@ -1,7 +1,7 @@
 """A multi-tenant inference daemon for CPUs.
 
-For Python: `compile`, `load`, `serve`, `Client`, `AsyncClient`, `load_test` and `simulate`, which `api/` holds; each is
-imported when it is first used. ::
+For Python: `compile`, `load`, `features`, `serve`, `Client`, `AsyncClient`, `load_test` and `simulate`, which `api/`
+holds; each is imported when it is first used. ::
 
     artifact = veltair.compile("model.onnx", "artifacts/model")
     with veltair.serve(artifact) as daemon:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from veltair.api.in_process_model import InProcessModel, load
     from veltair.api.load_test import LoadResult, load_test
     from veltair.api.simulations import SimulationResult, simulate
+    from veltair.api.training.training_features import TrainingFeatures, features
     from veltair.config import TenantConfig
     from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 
@@ -44,7 +45,9 @@ __all__ = [
     "LoadResult",
     "SimulationResult",
     "TenantConfig",
+    "TrainingFeatures",
     "compile",
+    "features",
     "load",
     "load_artifact",
     "load_test",
@@ -58,6 +61,7 @@ _MODULES = {
     "api.in_process_model": ("InProcessModel", "load"),
     "api.load_test": ("LoadResult", "load_test"),
     "api.simulations": ("SimulationResult", "simulate"),
+    "api.training.training_features": ("TrainingFeatures", "features"),
     "config": ("TenantConfig",),
     "profiles.artifact.artifact_folder": ("Artifact", "load_artifact"),
 }

@@ -100,7 +100,7 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     qos_ms: PositiveReal | None = None  # default: the artifact's
     percentile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
     priority: Positive = 1
-    weight: Positive = 1  # its part of the slots, half of which are kept for the tenants, and of the cores where they do not do for all
+    weight: Positive = 1  # its part of the slots, and of the cores where all ask for more than there is
     queue_slots: Annotated[int, msgspec.Meta(gt=0, le=65536)] | None = None  # held at once; default: the server's
     rate: PositiveReal | None = None  # queries a second; more are refused
     burst: Positive = 64  # queries at once, where it has asked for less than its rate before

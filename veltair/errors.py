@@ -34,6 +34,10 @@ class ProfileError(ArtifactError):
     """The profile inside an artifact is inconsistent, e.g. `resnet50: layer 7 has no code version`."""
 
 
+class DataError(UserError):
+    """Raw features for training are wrong: a column is missing, of another type, has nulls, or lies about itself."""
+
+
 class RequestError(UserError):
     """An inference request is wrong; the front ends answer with this status and code."""
 

@@ -1,10 +1,11 @@
 """The folder of a model artifact: reading it, checking it, and writing it as a whole.
 
-An artifact is a folder with three files, each covered by the digest:
+An artifact is a folder with these files, each covered by the digest:
 
     manifest.json   `Manifest`
     weights.bin     every constant in the layout that its kernels want, 64-byte aligned; mapped as it is
     kernels.so      every code version of every layer as a symbol of its own
+    columns.toml    the feature columns, where the model has some (docs/features.md)
 
 It is written beside its final name and renamed, so that a reader finds all of it or nothing.
 """
@@ -29,7 +30,7 @@ from veltair.profiles.artifact.manifest import SCHEMA, LayerEntry, Manifest, Por
 from veltair.profiles.artifact.summary import summarize
 from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile, TensorSpec
 
-MANIFEST, WEIGHTS, KERNELS = "manifest.json", "weights.bin", "kernels.so"
+MANIFEST, WEIGHTS, KERNELS, COLUMNS = "manifest.json", "weights.bin", "kernels.so", "columns.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class CheckedArtifact(ABC):
 
     path: Path
     manifest: Manifest
-    digest: str  # sha256 of manifest.json, which names the digests of the other two
+    digest: str  # sha256 of manifest.json, which names the digests of the others
 
     def profiles(self) -> tuple[ModelProfile, ...]:
         """Profiles by batch size, ascending: one for each size that was timed."""
@@ -171,7 +172,8 @@ def load_artifact(path: Path) -> Artifact:
     except OSError as error:
         raise ArtifactError(f"{path}: no model artifact there ({error.strerror})") from None
     manifest = decode_manifest(raw, path)
-    for name, expected in ((KERNELS, manifest.kernels_digest), (WEIGHTS, manifest.weights_digest)):
+    kept = ((KERNELS, manifest.kernels_digest), (WEIGHTS, manifest.weights_digest), (COLUMNS, manifest.columns_digest))
+    for name, expected in kept[: None if manifest.columns_digest else 2]:
         try:
             found = file_digest(path / name)
         except OSError as error:
@@ -196,8 +198,8 @@ def write_artifact(final: Path) -> Iterator[Path]:
         raise ArtifactError(f"{final}: cannot write there ({error.strerror})") from None
     try:
         yield draft
-        for name in (MANIFEST, WEIGHTS, KERNELS):
-            with (draft / name).open("rb") as file:
+        for path in (draft / MANIFEST, draft / WEIGHTS, draft / KERNELS, *draft.glob(COLUMNS)):
+            with path.open("rb") as file:
                 os.fsync(file.fileno())
         if final.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{final.name}.old.", dir=final.parent))

@@ -149,7 +149,7 @@ class ExpectedAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A compiled model: its layers, tensors, latencies and the digests of its two other files.
+    """A compiled model: its layers, tensors, latencies and the digests of its other files.
 
     ::
 
@@ -181,6 +181,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mergeable: bool = True  # whether queries of different clients may share a batch
     tables: Storage = "fp32"  # the storage that was asked for float tables that are looked up
     tables_error: float = 0.0  # the greatest of a number in them, over the largest magnitude in its table
+    columns_digest: str = ""  # of the file with the feature columns; none where the model has no columns
     answer: ExpectedAnswer | None = None  # null: compiled by a version that kept none, so that nothing is compared
 
     def private_bytes(self, workers: int) -> int:

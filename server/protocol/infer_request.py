@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from veltair.errors import RequestError, UnsupportedError
+from veltair.profiles.artifact.strings import Strings
 from veltair.server.protocol.datatypes import Array
 
 Parameter: TypeAlias = bool | int | float | str
@@ -45,7 +46,8 @@ class TensorLocation(msgspec.Struct, frozen=True):
 
 
 class NamedTensor(msgspec.Struct, frozen=True):  # a query may have a thousand: a dataclass takes five times as long
-    """An input as it was received: raw little-endian bytes, their location, or the numbers or strings of typed data.
+    """An input as it was received: raw little-endian bytes, their location, the numbers or strings of typed data, or
+    Arrow's strings.
 
     >>> NamedTensor("x", "FP32", (1, 2), bytes(8)).shape
     (1, 2)
@@ -54,7 +56,7 @@ class NamedTensor(msgspec.Struct, frozen=True):  # a query may have a thousand: 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    data: bytes | memoryview | Array | Sequence[bytes] | TensorLocation
+    data: bytes | memoryview | Array | Strings | Sequence[bytes] | TensorLocation
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ def tensor_values(tensor: NamedTensor) -> Tensor:
     if min(shape, default=0) < 0:
         raise RequestError(f"{where}: shape {list(shape)} has a negative dimension")
     count = prod(shape)  # exact: Python's integers do not overflow
+    if isinstance(data, Strings):
+        return data.checked(tensor.name, count)
     if tensor.datatype == BYTES:
         return _strings(where, data, count)
     dtype = numpy_dtype(tensor.datatype)

@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from veltair.errors import RequestError
 from veltair.profiles.artifact.manifest import Port
 from veltair.profiles.artifact.strings import Strings
+from veltair.server.protocol.arrow_batch import ARROW_INPUT, read_record_batch
 from veltair.server.protocol.datatypes import BYTES, DTYPES, Array, Tensor, datatype_name
 from veltair.server.protocol.infer_request import UNSUPPORTED_PREFIXES, NamedTensor, Parameter, RequestedOutput
 from veltair.server.protocol.tensor_values import tensor_values
@@ -51,6 +53,7 @@ class InputValidator:
         self.ports = tuple(ports)
         self._model, self._max_batch = model, max_batch
         self._names = {port.name for port in ports}
+        self._row_shapes = {port.name: port.shape[1:] for port in ports if port.shape[:1] == (-1,)}
         self._expected = tuple(map(_expected_input, ports))
 
     def validate(self, tensors: Sequence[NamedTensor]) -> dict[str, Tensor]:
@@ -58,6 +61,8 @@ class InputValidator:
 
         Raises RequestError.
         """
+        if len(tensors) == 1 and tensors[0].name == ARROW_INPUT and ARROW_INPUT not in self._names:
+            tensors = self._columns(tensors[0])
         model, received = self._model, {tensor.name: tensor for tensor in tensors}
         self._refuse_other_names(received, tensors)
         validated: dict[str, Tensor] = {}
@@ -90,6 +95,20 @@ class InputValidator:
                 _check_range(model, port, values)
             validated[name] = values
         return validated
+
+    def _columns(self, tensor: NamedTensor) -> list[NamedTensor]:
+        """The inputs in a record batch, of the model's shapes. Columns that the model does not have are refused."""
+        if tensor.datatype != "UINT8":
+            raise RequestError(f"{self._model}: input {ARROW_INPUT!r} is UINT8, got {tensor.datatype!r:.40}")
+        values = tensor_values(tensor)
+        assert not isinstance(values, Strings)  # of datatype BYTES
+        found = []
+        for column in read_record_batch(np.ascontiguousarray(values).reshape(-1).data):
+            expected = self._row_shapes.get(column.name, ())
+            if expected != column.shape[1:] and math.prod(expected) == column.shape[1]:
+                column = msgspec.structs.replace(column, shape=(column.shape[0], *expected))
+            found.append(column)
+        return found
 
     def _refuse_other_names(self, received: Mapping[str, NamedTensor], tensors: Sequence[NamedTensor]) -> None:
         """Raises RequestError for a name that comes twice or that the model does not have."""

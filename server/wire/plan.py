@@ -95,6 +95,8 @@ def make_plan(
     Tensors come as raw bytes, numbers also in shared memory (`files`).
     """
     slots = {slot.port.name: slot for slot in InputLayout.of(manifest).slots(views.inputs, batch)}
+    if any(tensor.name not in slots for tensor in request.inputs):  # inputs inside of one another
+        return None
     rows = [_input(slots[tensor.name], tensor, views.address, files) for tensor in request.inputs]
     outputs = _outputs(request, response, manifest, views, files)
     if None in rows or len(rows) != len(manifest.inputs) or outputs is None:

@@ -20,6 +20,7 @@ RUNS = {  # arguments that make it quick, and what it prints
     "vision_model": (["--trials", "0"], "off from ONNX Runtime by at most"),
     "bert_with_neighbour": (["--trials", "0", "--seconds", "1"], "vision "),
     "dlrm_from_raw_features": (["--trials", "0"], "scores 0."),
+    "train_on_raw_features": (["--trials", "0"], "differ by at most"),
     "custom_policy": (["--seeds", "1"], "shortest-first"),
 }
 

@@ -61,6 +61,7 @@ class ColumnTable:
 
     width: int  # numbers of a row of the output
     groups: tuple[ColumnGroup, ...]
+    names: tuple[str, ...]  # of the columns, in the order of the groups
     rows: NDArray[np.void]  # (columns and parts,) of COLUMN_DTYPE
     guards: NDArray[np.int32]  # (guards, 4): 1 to remove or 0 to replace, low, high, value
     edges: NDArray[np.float32]  # boundaries of all columns, padded
@@ -132,6 +133,7 @@ def build_column_table(description: FeatureDescription, joined: ColumnInput, sto
     return ColumnTable(
         width=sum(place.width for place in placed),
         groups=_group(ordered),
+        names=tuple(place.column.name for place in ordered),
         rows=rows,
         guards=np.array(writer.guards or [(0, 0, 0, 0)], np.int32),
         edges=writer.all_edges,

@@ -10,6 +10,7 @@ from typing import Any
 import farmhash
 import numpy as np
 import onnx
+import pyarrow as pa
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from running_daemon import Daemon, configuration, running, tensor
@@ -128,6 +129,31 @@ def test_each_query_sees_its_own_strings_alone(clients: list[tuple[Any, Any]]) -
         for client, module in clients:
             found = client.infer("ranker", inputs(module, *given)).as_numpy("score")
             np.testing.assert_allclose(found, score(*given), rtol=1e-5, atol=1e-6)
+
+
+def record_batch(module: Any, ages: list[float], users: list[int], histories: list[bytes]) -> list[Any]:
+    """The same inputs as one tensor, in Arrow's stream format."""
+    columns = {"age": pa.array(ages, pa.float32()), "user": pa.array(users, pa.int64()), "history": histories}
+    batch, sink = pa.RecordBatch.from_pydict(columns), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    content = np.frombuffer(sink.getvalue(), np.uint8)
+    return [tensor(module, "veltair_arrow", content, "UINT8")]
+
+
+def test_a_record_batch_is_what_its_columns_are(clients: list[tuple[Any, Any]]) -> None:
+    for given in (ODD, ([20.0], [3], [b"a;b"]), ODD):  # also beside other requests with the same head
+        for client, module in clients:
+            found = client.infer("ranker", record_batch(module, *given)).as_numpy("score")
+            np.testing.assert_allclose(found, score(*given), rtol=1e-5, atol=1e-6)
+    for client, module in clients:
+        for broken in (np.zeros(100, np.uint8), np.full(1 << 16, 255, np.uint8)):
+            with pytest.raises(InferenceServerException) as caught:
+                client.infer("ranker", [tensor(module, "veltair_arrow", broken, "UINT8")])
+            assert "input 'veltair_arrow': expected a message of Arrow's stream format" in str(caught.value)
+            assert caught.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
+        with pytest.raises(InferenceServerException, match="at most 64 a row, on average"):
+            client.infer("ranker", record_batch(module, [20.0], [3], [b";" * 100_000]))
 
 
 def test_ten_megabytes_are_refused_and_the_next_query_is_served(clients: list[tuple[Any, Any]]) -> None:
