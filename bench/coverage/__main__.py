@@ -14,9 +14,9 @@ import argparse
 import json
 import os
 import select
-import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -71,9 +71,9 @@ def main() -> int:
                 found["networks"][network.title] = {"exported": False, "fault": fault}
                 _write(args.out, found)
                 continue
-        artifact = args.folder / "artifact"
-        result = try_network(path, artifact, Limits(args.seconds, MOST_BYTES), args.times)
-        shutil.rmtree(artifact, ignore_errors=True)
+        limits = Limits(args.seconds, MOST_BYTES)
+        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+            result = try_network(path, Path(folder, "artifact"), limits, quick=args.quick, times=args.times)
         print(f"{network.title}: {json.dumps(result)}", flush=True)
         found["networks"][network.title] = {"exported": True, **result}
         _write(args.out, found)
@@ -137,6 +137,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--export-python", metavar="PYTHON", help="one that has bench/coverage/requirements.txt")
     parser.add_argument("--networks", default="*", metavar="PATTERN,…", help="of family.name.exporter (default: all)")
     parser.add_argument("--times", action="store_true", help="time them beside ONNX Runtime and OpenVINO as well")
+    parser.add_argument("--quick", action="store_true", help="batches up to 3, modelled interference levels, no times")
     parser.add_argument("--again", action="store_true", help="run what was run already")
     parser.add_argument("--seconds", type=float, default=600, help="that an export or a command may take")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="for exported files; default: demo/coverage")

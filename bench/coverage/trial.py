@@ -18,6 +18,7 @@ from bench.paths import CLI, ROOT
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 
 KINDS = {"stitched": "stitched", "generic": "generic", "onnxruntime": "onnxruntime"}  # other operators are `own`
+QUICK = ("--levels", "model", "--max-batch", "3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,13 @@ class Ended:
     seconds: float
 
 
-def try_network(onnx: Path, artifact: Path, limits: Limits, times: bool = False) -> dict[str, Any]:
+def try_network(onnx: Path, artifact: Path, limits: Limits, *, quick: bool, times: bool) -> dict[str, Any]:
     """What `bench/results/coverage.json` keeps of a network: whether it compiles and agrees, seconds, layers by kind.
 
-    A key is absent where a run did not come so far.
+    quick: with less that is timed, for runs in which times say nothing. A key is absent where a run did not come so far.
     """
-    compile_ = ("compile", str(onnx), "--out", str(artifact), "--trials", "0", "--force", "--json")
-    compiled = run_command(compile_, limits)
+    options = ("--trials", "0", "--json", *(QUICK if quick else ()))
+    compiled = run_command(("compile", str(onnx), "--out", str(artifact), *options), limits)
     found: dict[str, Any] = {"compiles": compiled.code == 0, "seconds": round(compiled.seconds, 1)}
     if compiled.code:
         return found | {"fault": compiled.fault}

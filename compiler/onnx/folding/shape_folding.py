@@ -252,7 +252,12 @@ class _Folding:
     def _broadcasts(self, node: onnx.NodeProto, name: str, row: Array) -> bool:
         """Whether a node gives outputs of the same shapes if it reads one row instead of all."""
         for sample in range(len(self.facts[name].types)):
-            types = {n: self.facts[n].types[sample] for n in node.input if n in self.facts}
+            types = {
+                n: TensorFacts.of_constant(a, 1).types[0]
+                for n in node.input
+                if (a := self.constants.get(n)) is not None
+            }
+            types |= {n: self.facts[n].types[sample] for n in node.input if n in self.facts}
             types[name] = TensorFacts.of_constant(row, 1).types[0]
             found = infer_node(node, self.opset, types, {})
             if any(found[output] != self.facts[output].types[sample] for output in node.output):
