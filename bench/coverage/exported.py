@@ -80,7 +80,7 @@ def _export_torch(build: Any, name: str, facts: Mapping[str, Any], exporter: str
     model = built.module.eval()
     names = list(built.inputs)
     common: dict[str, Any] = {"input_names": names, "opset_version": OPSET}
-    varying = dict.fromkeys(names, {0: "batch"}) if built.batch else None
+    varying = {name: {0: "batch"} for name in names} if built.batch else None
     arguments = tuple(built.inputs.values())
     with torch.no_grad():
         if exporter == "torchscript":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from bench.coverage.exported import Built
@@ -39,7 +40,7 @@ def _perceptron(*widths: int) -> Any:
     from torch import nn
 
     layers: list[Any] = []
-    for narrow, wide in zip(widths[:-1], widths[1:], strict=True):
+    for narrow, wide in pairwise(widths):
         layers += [nn.Linear(narrow, wide), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

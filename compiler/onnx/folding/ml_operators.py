@@ -71,12 +71,14 @@ def _feature_extractor(parts: PartsOfNode, kind: TensorType) -> bool:
 
 def _normalizer(parts: PartsOfNode, kind: TensorType) -> bool:
     """Rows of zeros stay what they are."""
-    reductions = {b"L1": "ReduceL1", b"L2": "ReduceL2"}
-    op = reductions.get(parts.given("norm", b"MAX"))
-    if op is None or not kind.shape:
+    norm = parts.given("norm", b"MAX")
+    if norm not in (b"L1", b"L2") or not kind.shape:
         return False
-    x = _floats(parts, kind)
-    length = parts.add(op, [x, parts.array(np.array([len(kind.shape) - 1]))], keepdims=1)
+    x, axis = _floats(parts, kind), parts.array(np.array([len(kind.shape) - 1]))
+    summed = parts.add("Abs", [x]) if norm == b"L1" else parts.add("Mul", [x, x])
+    length = parts.add("ReduceSum", [summed, axis], keepdims=1)
+    if norm == b"L2":
+        length = parts.add("Sqrt", [length])
     zero = parts.add("Equal", [length, parts.number(0.0)])
     parts.add("Div", [x, parts.add("Where", [zero, parts.number(1.0), length])], parts.fused.output[0])
     return True
