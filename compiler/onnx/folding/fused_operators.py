@@ -83,10 +83,14 @@ def _skip_layer_norm(parts: _Parts) -> bool:
     if any(node.output[1:3]):  # mean and deviation: of training
         return False
     whole = node.output[3] if len(node.output) > 3 else ""
-    bias = parts.input(4)
-    joined = parts.add("Add", [parts.input(0), parts.input(1)], "" if bias else whole)
-    if bias:
-        joined = parts.add("Add", [joined, bias], whole)
+    sides = [parts.input(0), parts.input(1)]
+    if bias := parts.input(4):  # of the product that is one of the sides, where it is the bias of a dense layer
+        products = [
+            i for i, name in enumerate(sides) if name in parts.makers and parts.makers[name].op_type == "MatMul"
+        ]
+        side = products[0] if products else 0
+        sides[side] = parts.add("Add", [sides[side], bias])
+    joined = parts.add("Add", sides, whole)
     scale = [joined, parts.input(2), *filter(None, [parts.input(3)])]
     epsilon = parts.given("epsilon", 1e-12)
     parts.add("LayerNormalization", scale, node.output[0], axis=-1, epsilon=epsilon)
