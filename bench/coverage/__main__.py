@@ -5,7 +5,8 @@
 Exports the networks of `networks.toml` with random weights by both exporters of PyTorch (or by skl2onnx) in a Python of
 its own that has `requirements.txt` installed. Each file is compiled as a new user would, without a search, in a process
 with limits of time and memory, and verified. Results are written after each network, so that an interrupted run
-continues; `--again` runs what was run. Files that exist are not exported again; without `--export-python` none are.
+continues; `--again` runs what was run, and `--quick` keeps no times, for a machine that others use. Files that exist
+are not exported again; without `--export-python` none are.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -77,6 +79,8 @@ def main() -> int:
         print(f"{network.title}: {json.dumps(result)}", flush=True)
         found["networks"][network.title] = {"exported": True, **result}
         _write(args.out, found)
+    if exporter:
+        exporter.close()
     bad = [title for title, facts in found["networks"].items() if facts["exported"] and not facts.get("agrees")]
     print(f"{len(found['networks'])} networks, {len(bad)} of them fail: {', '.join(bad)}")
     return 1 if bad else 0
@@ -113,16 +117,27 @@ class Exporter:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps([network.family, network.name, network.facts, network.exporter]) + "\n")
-        process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended
+            process.stdin.write(json.dumps([network.family, network.name, network.facts, network.exporter]) + "\n")
+            process.stdin.flush()
         ready, _, _ = select.select([process.stdout], [], [], self._seconds)
         answer = process.stdout.readline() if ready else ""
         if answer:
             text: str | None = json.loads(answer)
             return text
-        process.kill()
-        code, self._process = process.wait(), None
+        if not ready:
+            process.kill()
+        code = process.wait()
+        self.close()
         return f"the exporter ended with code {code}" if ready else f"takes over {self._seconds:g} s"
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            with suppress(BrokenPipeError):
+                self._process.communicate()
+            self._process = None
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:

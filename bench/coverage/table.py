@@ -14,6 +14,7 @@ a process with limits of time and memory, and verified in every version against 
 --export-python PYTHON`; `networks.toml` beside it has the list). All in float32, so that differences are the
 compiler's. Layers of our design spaces, of stitched kernels, of TVM's generic schedules, and those that ONNX Runtime
 runs."""
+PEERS = ("onnxruntime", "openvino")
 KINDS = ("own", "stitched", "generic", "onnxruntime")
 Facts = Mapping[str, Any]  # of a network, as `trial.try_network` returns them
 
@@ -29,6 +30,8 @@ def table(found: Facts) -> str:
     rows.append(["all", "", *_counts(facts for group in groups.values() for facts in group)])
     header = ["family", "exporter", "networks", "compile", "agree", "layers: own", "stitched", "TVM", "ONNX Runtime"]
     parts = [markdown_table(header, rows)]
+    if times := _times(found["networks"]):
+        parts.append(markdown_table(["time over the better peer, fp32", "1 thread", "2 threads"], times))
     if bad := [f"`{title}`: {facts['fault']}" for title, facts in found["networks"].items() if _fails(facts)]:
         parts.append("What fails:\n\n" + "\n".join(f"- {line}" for line in bad))
     if refused := Counter(title.split(".")[-1] for title, f in found["networks"].items() if not f["exported"]):
@@ -36,6 +39,20 @@ def table(found: Facts) -> str:
             "Not exported: " + ", ".join(f"{count} by {name}" for name, count in sorted(refused.items())) + "."
         )
     return "\n\n".join(parts)
+
+
+def _times(networks: Mapping[str, Facts]) -> list[list[object]]:
+    """Time over the better of the peers in float32, of each network that was timed."""
+    rows: list[list[object]] = []
+    for title, facts in networks.items():
+        ms = {(t["engine"], t["precision"], t["threads"]): t["median_ms"] for t in facts.get("times", ())}
+        cells = []
+        for threads in (1, 2):
+            peers = [ms[engine, "fp32", threads] for engine in PEERS if (engine, "fp32", threads) in ms]
+            ours = ms.get(("veltair", "fp32", threads))
+            cells.append(f"{ours / min(peers):.2f}x" if ours and peers else "")
+        rows += [[title, *cells]] if any(cells) else []
+    return rows
 
 
 def _fails(facts: Facts) -> bool:
