@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_protos import I64, external, model, node, port, rebuilt, run, saved
@@ -62,7 +63,8 @@ def test_a_batch_norm_of_weights_alone_may_be_in_training_mode(tmp_path: Path) -
     loaded = load_model(path)
     assert [n.op_type for n in loaded.nodes] == ["Conv"]
     feeds = {"x": np.random.default_rng(0).standard_normal((2, 3, 5, 5)).astype(np.float32)}
-    np.testing.assert_allclose(run(rebuilt(loaded, 2), feeds)[0], run(path, feeds)[0], rtol=1e-4, atol=1e-5)
+    expected = ort.InferenceSession(str(path)).run(None, feeds)  # its kernel differs where nothing is optimised
+    np.testing.assert_allclose(run(rebuilt(loaded, 2), feeds)[0], expected[0], rtol=1e-4, atol=1e-5)
 
 
 def test_tables_stay_mapped_and_the_batch_is_symbolic(tmp_path: Path) -> None:
