@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import Any
 
+from bench.coverage.builders.histories import HISTORY, ROWS, WIDTH, histories, perceptron
 from bench.coverage.exported import Built
 
-FIELDS, ROWS, WIDTH, DENSE, HISTORY, BATCH = 6, 50, 8, 4, 10, 3
-Forward = Callable[..., Any]
+FIELDS, DENSE, BATCH = 6, 4, 3
 
 
 def recommender(name: str, facts: Mapping[str, Any]) -> Built:
@@ -32,17 +31,8 @@ def recommender(name: str, facts: Mapping[str, Any]) -> Built:
 
 def _network(name: str) -> Any:
     """The module of that name; classes stand in functions, since this module is read where there is no PyTorch."""
-    made: dict[str, Callable[[], Any]] = {**_crosses(), **_sequences(), **_towers()}
+    made: dict[str, Callable[[], Any]] = {**_crosses(), **histories(), **_towers()}
     return made[name]()
-
-
-def _perceptron(*widths: int) -> Any:
-    from torch import nn
-
-    layers: list[Any] = []
-    for narrow, wide in pairwise(widths):
-        layers += [nn.Linear(narrow, wide), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
 
 
 def _crosses() -> dict[str, Callable[[], Any]]:
@@ -59,7 +49,7 @@ def _crosses() -> dict[str, Callable[[], Any]]:
             super().__init__()
             self.tables = nn.ModuleList(nn.Embedding(ROWS, WIDTH) for _ in range(FIELDS))
             self.wide = nn.ModuleList(nn.Embedding(ROWS, 1) for _ in range(FIELDS))
-            self.deep = _perceptron(flat, 32, 16, 1)
+            self.deep = perceptron(flat, 32, 16, 1)
             self.prepare()
 
         def prepare(self) -> None:
@@ -87,7 +77,7 @@ def _crosses() -> dict[str, Callable[[], Any]]:
 
     class Dlrm(Fields):
         def prepare(self) -> None:
-            self.bottom, self.top = _perceptron(DENSE, 16, WIDTH), _perceptron(21 + WIDTH, 16, 1)
+            self.bottom, self.top = perceptron(DENSE, 16, WIDTH), perceptron(21 + WIDTH, 16, 1)
 
         def logits(self, rows: Any, first: Any, dense: Any) -> Any:
             bottom = self.bottom(dense)
@@ -144,7 +134,7 @@ def _crosses() -> dict[str, Callable[[], Any]]:
 
     class ProductNetwork(Fields):
         def prepare(self) -> None:
-            self.top = _perceptron(flat + FIELDS * (FIELDS - 1) // 2, 32, 1)
+            self.top = perceptron(flat + FIELDS * (FIELDS - 1) // 2, 32, 1)
 
         def logits(self, rows: Any, first: Any, dense: Any) -> Any:
             pairs = [(i, j) for i in range(FIELDS) for j in range(i + 1, FIELDS)]
@@ -155,9 +145,9 @@ def _crosses() -> dict[str, Callable[[], Any]]:
         """MMoE's two tasks; PLE's in one level."""
 
         def prepare(self) -> None:
-            self.experts = nn.ModuleList(_perceptron(flat, 16, 8) for _ in range(4))
+            self.experts = nn.ModuleList(perceptron(flat, 16, 8) for _ in range(4))
             self.gates = nn.ModuleList(nn.Linear(flat, self.seen()) for _ in range(2))
-            self.towers = nn.ModuleList(_perceptron(8, 8, 1) for _ in range(2))
+            self.towers = nn.ModuleList(perceptron(8, 8, 1) for _ in range(2))
 
         def seen(self) -> int:
             return 4
@@ -190,92 +180,6 @@ def _crosses() -> dict[str, Callable[[], Any]]:
     }
 
 
-def _sequences() -> dict[str, Callable[[], Any]]:
-    """Networks that read a history of items, filled with 0."""
-    import torch
-    from torch import nn
-
-    class Attended(nn.Module):  # type: ignore[misc]
-        """DIN: the weight of each item of the history is a network's of it and the item asked for."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.items = nn.Embedding(ROWS, WIDTH, padding_idx=0)
-            self.weigh, self.last = _perceptron(4 * WIDTH, 16, 1), _perceptron(3 * WIDTH, 16, 1)
-
-        def read(self, rows: Any) -> Any:
-            return rows
-
-        def forward(self, history: Any, item: Any) -> Any:
-            rows, asked = self.read(self.items(history)), self.items(item)
-            wide = asked.unsqueeze(1).expand(-1, rows.shape[1], -1)
-            weights = self.weigh(torch.cat([wide, rows, wide - rows, wide * rows], dim=2)).squeeze(2)
-            weights = torch.softmax(weights.masked_fill(history == 0, -1e9), dim=1)
-            found = torch.bmm(weights.unsqueeze(1), rows).squeeze(1)
-            return torch.sigmoid(self.last(torch.cat([found, asked, found * asked], dim=1)))
-
-    class Evolved(Attended):
-        """DIEN without its auxiliary loss: the items pass a GRU."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.recurrent = nn.GRU(WIDTH, WIDTH, batch_first=True)
-
-        def read(self, rows: Any) -> Any:
-            return self.recurrent(rows)[0]
-
-    class Behaviour(nn.Module):  # type: ignore[misc]
-        """BST: a transformer over the history and the item."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.items, self.places = nn.Embedding(ROWS, WIDTH), nn.Embedding(HISTORY + 1, WIDTH)
-            self.block = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True, dropout=0.0)
-            self.last = _perceptron((HISTORY + 1) * WIDTH, 16, 1)
-
-        def forward(self, history: Any, item: Any) -> Any:
-            every = torch.cat([history, item.unsqueeze(1)], dim=1)
-            rows = self.items(every) + self.places(torch.arange(every.shape[1]))
-            return torch.sigmoid(self.last(self.block(rows).flatten(1)))
-
-    class SelfAttended(nn.Module):  # type: ignore[misc]
-        """SASRec: causal attention, scores of all items."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.items, self.places = nn.Embedding(ROWS, WIDTH), nn.Embedding(HISTORY, WIDTH)
-            self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
-            self.norm = nn.LayerNorm(WIDTH)
-
-        def forward(self, history: Any) -> Any:
-            length = history.shape[1]
-            rows = self.items(history) + self.places(torch.arange(length))
-            later = torch.triu(torch.ones(length, length, dtype=torch.bool), diagonal=1)
-            rows = self.norm(rows + self.attention(rows, rows, rows, attn_mask=later, need_weights=False)[0])
-            return rows[:, -1] @ self.items.weight.T
-
-    def recurrent(cell: Callable[..., Any], **facts: Any) -> Callable[[], Any]:
-        class Recurrent(nn.Module):  # type: ignore[misc]
-            def __init__(self) -> None:
-                super().__init__()
-                self.items, self.cell = nn.Embedding(ROWS, WIDTH), cell(WIDTH, 16, batch_first=True, **facts)
-                self.last = nn.Linear(32 if facts.get("bidirectional") else 16, ROWS)
-
-            def forward(self, history: Any) -> Any:
-                return self.last(self.cell(self.items(history))[0][:, -1])
-
-        return Recurrent
-
-    return {
-        "din": Attended,
-        "dien": Evolved,
-        "bst": Behaviour,
-        "sasrec": SelfAttended,
-        "gru4rec": recurrent(nn.GRU, num_layers=2),
-        "lstm4rec": recurrent(nn.LSTM, bidirectional=True),
-    }
-
-
 def _towers() -> dict[str, Callable[[], Any]]:
     """Networks of a user and an item."""
     import torch
@@ -285,7 +189,7 @@ def _towers() -> dict[str, Callable[[], Any]]:
         def __init__(self) -> None:
             super().__init__()
             self.tables = nn.ModuleList(nn.Embedding(ROWS, WIDTH) for _ in range(4))
-            self.deep, self.last = _perceptron(2 * WIDTH, 16, WIDTH), nn.Linear(2 * WIDTH, 1)
+            self.deep, self.last = perceptron(2 * WIDTH, 16, WIDTH), nn.Linear(2 * WIDTH, 1)
 
         def forward(self, user: Any, item: Any) -> Any:
             product = self.tables[0](user) * self.tables[1](item)
@@ -296,7 +200,7 @@ def _towers() -> dict[str, Callable[[], Any]]:
         def __init__(self) -> None:
             super().__init__()
             self.users, self.items = nn.Embedding(ROWS, WIDTH), nn.Embedding(ROWS, WIDTH)
-            self.left, self.right = _perceptron(WIDTH, 16, WIDTH), _perceptron(WIDTH, 16, WIDTH)
+            self.left, self.right = perceptron(WIDTH, 16, WIDTH), perceptron(WIDTH, 16, WIDTH)
 
         def forward(self, user: Any, item: Any) -> Any:
             left = nn.functional.normalize(self.left(self.users(user)), dim=1)

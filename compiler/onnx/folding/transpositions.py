@@ -25,7 +25,7 @@ def simplify_transpositions(
     values: of every tensor.
     outputs: of the model.
     """
-    kept = outputs.union(*map(captured_names, nodes))
+    kept = set(outputs).union(*map(captured_names, nodes))
     makers: dict[str, onnx.NodeProto] = {}
     same: dict[str, str] = {}  # what a reshape gives that changes nothing, and what it reads
     found = []

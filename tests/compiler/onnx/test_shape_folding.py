@@ -208,24 +208,6 @@ def test_repeated_rows_are_one_row_where_the_reader_broadcasts(tmp_path: Path) -
     assert token.initializers[token.nodes[0].input[0]].shape == (1, 1, 4)
 
 
-def test_both_sides_of_a_choice_may_be_repeated_rows(tmp_path: Path) -> None:
-    shape = [*the_batch(), step("Unsqueeze", "n v0", "nv"), step("Concat", "nv v4", "shape", axis=0)]
-    rows = [step("Expand", "half shape", "h"), step("Expand", "nought shape", "o")]
-    chosen = [step("ReduceMax", "x", "most", axes=[1], keepdims=0), step("Greater", "most half", "c")]
-    proto = net(*shape, *rows, *chosen, step("Where", "c h o", "w"), step("Add", "w most", "y"))
-    loaded = load(tmp_path, proto)
-    assert ROWS not in [n.op_type for n in loaded.nodes]
-    feeds = {"x": np.random.default_rng(1).standard_normal((5, 3, 4)).astype(np.float32)}
-    np.testing.assert_array_equal(run(rebuilt(loaded, 5), feeds)[0], run(proto, feeds)[0])
-
-
-def test_a_lookup_may_read_a_node_without_inputs(tmp_path: Path) -> None:
-    table = numpy_helper.from_array(CONSTANTS["table"])
-    ids = [step("ArgMax", "x", "ids", axis=2, keepdims=0)]
-    proto = net(helper.make_node("Constant", [], ["t"], value=table, name="t"), *ids, step("Gather", "t ids", "y"))
-    assert "Gather" in [n.op_type for n in load(tmp_path, proto).nodes]
-
-
 def test_what_depends_on_the_batch_otherwise_is_refused_by_name(tmp_path: Path) -> None:
     mean = [*the_batch(), step("Cast", "n", "f", to=F), step("Div", "x f", "y")]
     refuse(tmp_path, net(*mean), "node 'y'.*Div reads 'f', which is computed from the batch")
