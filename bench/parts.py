@@ -22,6 +22,7 @@ class Settings:
     triton: str | None = None
     tensorflow: str | None = None
     torch: str | None = None
+    export: str | None = None
 
     def peer(self, option: str, python: str | None) -> Command:
         """The option that names a peer's Python; nothing where there is none."""
@@ -79,6 +80,11 @@ def _training_input(at: Settings) -> Sequence[Command]:
     return [("bench.recsys.training_input", "--json", at.result("training"), *at.peer("--tensorflow", at.tensorflow))]
 
 
+def _coverage(at: Settings) -> Sequence[Command]:
+    exporter = at.peer("--export-python", at.export)
+    return [("bench.coverage", "--again", "--times", *exporter, "--out", at.result("coverage"))]
+
+
 def _layer_launch(at: Settings) -> Sequence[Command]:
     artifacts = [str(DEMO / "bench" / f"{name}-bf16") for name in ("mobilenet_v2", "resnet50")]
     return [("bench.kernels.layer_launch", *artifacts, "--out", at.result("blocks"))]
@@ -126,6 +132,7 @@ PARTS = {
     ),
     "routers": Part(("routers.json",), lambda at: [("bench.paper.routers", "--out", at.result("routers"))]),
     "node-cases": Part(("node-cases.json",), lambda at: [("bench.node_cases", "--out", at.result("node-cases"))]),
+    "coverage": Part(("coverage.json",), _coverage),
     "micro": Part(("micro/*.json",), lambda at: [("bench.micro.run", "--save")], fixed=True),
     "way": Part(("way.json", "fronts.json", "front.json"), _way),
     "loads": Part(("model-loads.json",), _model_loads),

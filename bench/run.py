@@ -1,7 +1,7 @@
 """Measures every committed result again, then writes the pages, tables and figures that are made from the results.
 
     python -m bench.run [--only PART …] [--list] [--triton-python PATH] [--tensorflow PATH] [--torch PATH]
-        [--results DIR] [--work DIR]
+        [--export-python PATH] [--results DIR] [--work DIR]
 
 Parts: see `bench.parts`; `--list` prints their commands and measures nothing. `way`, `loads` and `overload` need the
 demo's artifacts (`make demo` first); the other parts build and compile the models that they need. Peers that want a
@@ -33,9 +33,11 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=ROOT / ".build" / "bench", help="where benches keep their kernels")
     parser.add_argument("--tensorflow", metavar="PATH", help="a Python with TensorFlow")
     parser.add_argument("--torch", metavar="PATH", help="a Python with torch and fbgemm-gpu-cpu")
+    parser.add_argument("--export-python", metavar="PATH", help="a Python with bench/coverage/requirements.txt")
     triton.add_argument(parser)
     args = parser.parse_args()
-    settings = Settings(args.results.resolve(), args.work.resolve(), args.triton_python, args.tensorflow, args.torch)
+    pythons = args.triton_python, args.tensorflow, args.torch, args.export_python
+    settings = Settings(args.results.resolve(), args.work.resolve(), *pythons)
     failed: list[str] = []
     for name in args.only:
         print(f"== {name}", flush=True)

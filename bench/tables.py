@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from bench import part_tables
+from bench.coverage import table as coverage
 from bench.kernels import networks
 from bench.paper import reality
 from bench.paths import RESULTS, ROOT
@@ -223,6 +224,7 @@ same cores, and its own CPU time is shown. Triton's engines run DLRM on one thre
 cores of an EPYC with AVX2 only (`python -m bench.serving.overload --seconds 30`), which the load generator shares.""",
         lambda: with_environment("epyc-avx2/overload", lambda found: overload.markdown(found["runs"])),
     ),
+    Section(coverage.TITLE, coverage.TEXT, lambda: with_environment("coverage", coverage.table)),
     Section(
         "Loading beside serving",
         """MobileNet-V2 at a steady rate over gRPC, alone and while a model of a gigabyte is loaded and unloaded
@@ -289,10 +291,7 @@ def write() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--print", action="store_true", help="print the page instead of writing it")
-    if parser.parse_args().print:
-        print(page(), end="")
-    else:
-        write()
+    print(page(), end="") if parser.parse_args().print else write()
     return 0
 
 

@@ -168,6 +168,10 @@ def _check_nodes(proto: onnx.ModelProto, domains: Set[str], path: Path) -> None:
     """Refuse what cannot be served whatever its shapes: foreign operators, training mode, random operators."""
     constants = {t.name: t for t in proto.graph.initializer}
     constants |= {n.output[0]: n.attribute[0].t for n in proto.graph.node if n.op_type == "Constant" and n.attribute}
+    fixed = set(constants)  # tensors that follow from constants alone
+    for node in proto.graph.node:
+        if node.input and fixed.issuperset(filter(None, node.input)):
+            fixed.update(node.output)
     local = {(function.domain, function.name) for function in proto.functions}
     for node in all_nodes([*proto.graph.node, *(n for function in proto.functions for n in function.node)]):
         where = f"{path}: node {node.name!r}"
@@ -178,6 +182,8 @@ def _check_nodes(proto: onnx.ModelProto, domains: Set[str], path: Path) -> None:
         if node.op_type in RANDOM_OPERATORS:
             raise ModelError(f"{where}: operator {node.op_type} draws at random; expected a deterministic model")
         training = any(a.name == "training_mode" and a.i for a in node.attribute)
+        # PyTorch standardises weights by a batch norm of them, as in NFNets and BiT's ResNets: it gives a constant.
+        training = training and (node.op_type != "BatchNormalization" or not fixed.issuperset(node.output))
         if node.op_type == "Dropout" and len(node.input) > 2 and (flag := constants.get(node.input[2])) is not None:
             training = any(flag.raw_data) or any(flag.int32_data)
         if training:

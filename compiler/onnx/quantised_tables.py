@@ -89,7 +89,7 @@ class _Reader:
         ids, out = gather.input[1], gather.output[0]
         before = self._graph.producer.get(gather.input[0])
         if before is not None:
-            table = self._matrix(before.input[0])
+            table = self._matrix(before.input[0]) if before.input else None
             if table is None:
                 return None
             if before.op_type == "Cast" and table.data_type == TensorProto.FLOAT16 and _to_float(before):

@@ -41,7 +41,7 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     "MaxPool": (pool,),
     "AveragePool": (pool,),
     "GlobalAveragePool": (squeeze_excite, global_pool),
-    "ReduceMean": (sums, lookups, global_pool),
+    "ReduceMean": (sums, lookups, squeeze_excite, global_pool),
     "ReduceSum": (sums, lookups),
     "OneHot": (sums,),
     "Gemm": (sums, matmul, batched_matmul),

@@ -12,7 +12,7 @@ import pytest
 from bench.parts import PARTS, Settings
 from bench.paths import RESULTS, ROOT
 
-SETTINGS = Settings(RESULTS, Path("work"), "triton-python", "tensorflow-python", "torch-python")
+SETTINGS = Settings(RESULTS, Path("work"), "triton-python", "tensorflow-python", "torch-python", "export-python")
 COMMANDS = [(name, command) for name, part in PARTS.items() for command in part.commands(SETTINGS)]
 PINS = {"PinnedThreads", "KernelTimer", "get_global_func", "Comparison"}  # narrow the cores of the calling thread
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.memory import vector_load, vector_store
@@ -13,7 +15,8 @@ from veltair.compiler.codegen.vector_math import LOG2_E, exp, max_lanes, sum_lan
 from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, ramp
 
 UNROLLED = 4  # vectors whose maxima and sums are separate: those of one wait for each other
-LOWEST = -1.0e38  # stands behind the last key; finite when scaled for exp2
+LOWEST = float(np.finfo(np.float32).min)  # what exporters add to the score of a key that shall not count
+NO_KEY = 0.5  # less than the largest key of a row adds to its sum
 # 2**f on [0, 1] to 8e-5, which is more than bfloat16 keeps; highest power first.
 EXP2 = (0.0780226977, 0.2260685630, 0.6958336429, 0.9999251397)
 
@@ -44,7 +47,8 @@ class RowSoftmax:
     def emit(self, row: Expr, mask_index: tuple[Expr, ...]) -> Expr:
         """Store exp(score * scale + mask - maximum) for each key, and zeros behind the last key.
 
-        Returns the sum of what was stored.
+        Returns the sum of what was stored. Where a mask of -infinity hides every key of a row, that is `NO_KEY`, and
+        zeros are stored; bfloat16 takes -infinity for the lowest float, which hides no key if it is on all of them.
         """
         maxima = T.alloc_buffer((UNROLLED,), "float32x16", scope="local")
         totals = T.alloc_buffer((UNROLLED,), "float32x16", scope="local")
@@ -72,7 +76,8 @@ class RowSoftmax:
         self._for_each_vector(store_exponential)
         for vector in range(-(-self.keys // LANES), int(self.scores.shape[1]) // LANES):  # fewer than the next step
             vector_store(self.out, broadcast(0.0), row, vector * LANES)
-        return T.bind(sum_lanes(totals[0] + totals[1] + (totals[2] + totals[3])))
+        total = sum_lanes(totals[0] + totals[1] + (totals[2] + totals[3]))
+        return T.bind(total if self._narrow else T.max(total, T.float32(NO_KEY)))
 
     @property
     def _narrow(self) -> bool:
@@ -85,9 +90,9 @@ class RowSoftmax:
         value = vector_load(self.scores, row, column) * broadcast(self.scale * factor)
         if self.mask is not None:
             added = vector_load(self.mask, *mask_index, column)
-            value = value + (added * broadcast(factor) if self._narrow else added)
+            value = T.max(value + added * broadcast(factor), broadcast(LOWEST)) if self._narrow else value + added
         inside = T.ramp(0, 1, LANES) < T.broadcast(T.int32(self.keys % LANES), LANES)
-        return T.Select(inside, value, broadcast(LOWEST)) if last else value
+        return T.Select(inside, value, broadcast(-math.inf)) if last else value
 
     def _for_each_vector(self, emit: Callable[[Expr, int, bool], None]) -> None:
         """Call `emit(column, i, last)` for each vector of a row. i counts to UNROLLED in turn; `last` is true for a

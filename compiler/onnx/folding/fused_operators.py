@@ -7,20 +7,17 @@ is not here, or has an option that is not, stays what it is and is left to ONNX 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import numpy as np
 import onnx
-from onnx import helper
 
+from veltair.compiler.onnx.folding.expansion import Expansion, PartsOfNode
 from veltair.compiler.onnx.node_attributes import attribute
-from veltair.compiler.onnx.node_evaluation import Array
 
 DOMAIN = "com.microsoft"
 Ranks: TypeAlias = Mapping[str, int]  # of the node's inputs, as far as they are known
-Expansion: TypeAlias = tuple[list[onnx.NodeProto], dict[str, Array]]
 
 
 def expand_fused(
@@ -43,39 +40,12 @@ def expand_fused(
     return parts.nodes, parts.constants
 
 
-class _Parts:
-    """What a fused node becomes."""
+class _Parts(PartsOfNode):
+    """What a fused node becomes. `ranks` and `makers` are those of `expand_fused`."""
 
     def __init__(self, node: onnx.NodeProto, ranks: Ranks, makers: Mapping[str, onnx.NodeProto]) -> None:
-        self.fused, self.ranks, self.makers = node, ranks, makers
-        self.nodes: list[onnx.NodeProto] = []
-        self.constants: dict[str, Array] = {}
-
-    def input(self, place: int) -> str:
-        """Its name; empty where it is left out."""
-        return self.fused.input[place] if place < len(self.fused.input) else ""
-
-    def inputs(self, count: int) -> list[str]:
-        """Those of the first `count` that are not left out."""
-        return [name for name in self.fused.input[:count] if name]
-
-    def given(self, name: str, default: Any) -> Any:
-        return attribute(self.fused, name, default)
-
-    def kept(self, *names: str) -> dict[str, Any]:
-        """The attributes of these names that it has."""
-        return {name: value for name in names if (value := self.given(name, None)) is not None}
-
-    def add(self, op: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
-        """Add a node. Returns the name of its output, which is new unless it is given."""
-        name = f"{self.fused.name}/{op}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, inputs, [output or name], name=name, **attributes))
-        return output or name
-
-    def number(self, value: float) -> str:
-        name = f"{self.fused.name}/{len(self.constants)}"
-        self.constants[name] = np.array(value, np.float32)
-        return name
+        super().__init__(node)
+        self.ranks, self.makers = ranks, makers
 
 
 def _gelu(parts: _Parts, x: str) -> bool:
@@ -113,10 +83,14 @@ def _skip_layer_norm(parts: _Parts) -> bool:
     if any(node.output[1:3]):  # mean and deviation: of training
         return False
     whole = node.output[3] if len(node.output) > 3 else ""
-    bias = parts.input(4)
-    joined = parts.add("Add", [parts.input(0), parts.input(1)], "" if bias else whole)
-    if bias:
-        joined = parts.add("Add", [joined, bias], whole)
+    sides = [parts.input(0), parts.input(1)]
+    if bias := parts.input(4):  # of the product that is one of the sides, where it is the bias of a dense layer
+        products = [
+            i for i, name in enumerate(sides) if name in parts.makers and parts.makers[name].op_type == "MatMul"
+        ]
+        side = products[0] if products else 0
+        sides[side] = parts.add("Add", [sides[side], bias])
+    joined = parts.add("Add", sides, whole)
     scale = [joined, parts.input(2), *filter(None, [parts.input(3)])]
     epsilon = parts.given("epsilon", 1e-12)
     parts.add("LayerNormalization", scale, node.output[0], axis=-1, epsilon=epsilon)

@@ -21,6 +21,7 @@ from veltair.compiler.onnx.folding.row_numbers import ROWS, keep_apart
 from veltair.compiler.onnx.folding.shape_arguments import restate
 from veltair.compiler.onnx.folding.shape_propagation import ShapePropagation, TensorFacts, same_values
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, batch_symbols, give_room
+from veltair.compiler.onnx.folding.transpositions import simplify_transpositions
 from veltair.compiler.onnx.node_evaluation import Array, infer_node
 from veltair.compiler.onnx.recurrent_layout import RECURRENT
 from veltair.errors import ModelError
@@ -89,6 +90,7 @@ def fold_shapes(
     named = outputs.union(*([value.name] for value in proto.graph.input), *(node.output for node in nodes))
     values = {name: tensor_spec(name, facts[name], path) for name in facts if name in named}
     values |= {name: TensorSpec(name, str(array.dtype), array.shape) for name, array in folding.constants.items()}
+    nodes = _needed(simplify_transpositions(nodes, values, outputs), outputs)
     folded = FoldedGraph(nodes, folding.constants, values, tuple(output.name for output in proto.graph.output), sized)
     # Whether rows of what is joined mix, nobody knows.
     apart = keep_apart(nodes, outputs, folded.values, folded.constants, path)
@@ -252,8 +254,9 @@ class _Folding:
     def _broadcasts(self, node: onnx.NodeProto, name: str, row: Array) -> bool:
         """Whether a node gives outputs of the same shapes if it reads one row instead of all."""
         for sample in range(len(self.facts[name].types)):
+            rows = {n: self.constants[n] for n in node.input if n in self.constants} | {name: row}
             types = {n: self.facts[n].types[sample] for n in node.input if n in self.facts}
-            types[name] = TensorFacts.of_constant(row, 1).types[0]
+            types |= {n: TensorFacts.of_constant(array, 1).types[0] for n, array in rows.items()}
             found = infer_node(node, self.opset, types, {})
             if any(found[output] != self.facts[output].types[sample] for output in node.output):
                 return False

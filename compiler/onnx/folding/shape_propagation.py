@@ -19,6 +19,7 @@ import onnx
 from veltair.compiler.onnx.branches import take_branch
 from veltair.compiler.onnx.constants import captured_names, inner_graphs
 from veltair.compiler.onnx.folding.fused_operators import expand_fused
+from veltair.compiler.onnx.folding.ml_operators import expand_ml
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.node_evaluation import Array, NodeEvaluator, Shape, TensorType, infer_foreign, infer_node
 from veltair.compiler.onnx.simplify import describe_error
@@ -133,6 +134,8 @@ class ShapePropagation:
             condition = asked.constant if asked else None
             return None if condition is None else take_branch(node, bool(condition))
         known = {name: self._facts[name].types[0] for name in node.input if name in self._facts}
+        if (parts := expand_ml(node, known)) is not None:
+            return parts
         if any(kind.kind != onnx.TensorProto.FLOAT for kind in known.values()):
             return None
         ranks = {name: len(kind.shape) for name, kind in known.items() if kind.shape is not None}

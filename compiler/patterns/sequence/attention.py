@@ -19,7 +19,7 @@ from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.graph.parameters.sequence import AttentionParameters
 from veltair.compiler.onnx.node_attributes import attribute, product_of
 from veltair.compiler.patterns.matmul import DenseLayer, multiplies_in_bf16
-from veltair.compiler.patterns.sequence.nan_guard import leaves_a_key, match_nan_guard
+from veltair.compiler.patterns.sequence.nan_guard import is_kept, match_nan_guard
 
 SPLIT, SPLIT_TRANSPOSED = [0, 2, 1, 3], [0, 2, 3, 1]  # (image, token, head, d) to heads first
 
@@ -168,15 +168,16 @@ def _match_attention(
     images = view.shape_of(mix.output[0])[0]
     if merged is None or merged.op_type != "Reshape" or width % 16:
         return None
-    if view.shape_of(merged.output[0]) != (images, shape[2], heads * width):
+    if view.shape_of(merged.output[0]) not in ((images, shape[2], heads * width), (images * shape[2], heads * width)):
         return None
     if mask and not _broadcasts(view.values[mask].shape, shape):
         return None
-    if guard and not leaves_a_key(mask, view):
+    if guard and not is_kept(mask, view):
         return None
+    (query, query_scale, *query_nodes), (key, key_scale, *key_nodes) = (_unscale(name, view) for name in product.input)
     sides = [
-        _match_split_heads(product.input[0], (SPLIT,), heads, view),
-        _match_split_heads(product.input[1], (SPLIT_TRANSPOSED,), heads, view),
+        _match_split_heads(query, (SPLIT,), heads, view),
+        _match_split_heads(key, (SPLIT_TRANSPOSED,), heads, view),
         _match_split_heads(mix.input[1], (SPLIT,), heads, view),
     ]
     if any(side is None for side in sides):
@@ -185,7 +186,9 @@ def _match_attention(
     sources = (found[0][0], found[1][0], found[2][0])
     if any(len(view.shape_of(name)) != 3 or view.shape_of(name)[-1] != heads * width for name in sources):
         return None
-    nodes = (*inner, product, softmax, *guard, merge, merged, *(node for side in found for node in side[1]))
+    split = (node for side in found for node in side[1])
+    nodes = (*inner, product, softmax, *guard, merge, merged, *query_nodes, *key_nodes, *split)
+    scale *= query_scale * key_scale
     return AttentionMatch(
         sources, heads, scale, mask, merged.output[0], nodes, _match_projections(sources, nodes, view)
     )
@@ -214,6 +217,21 @@ def _match_scores(name: str, view: ModelView) -> tuple[onnx.NodeProto, float, st
     if node is None or node.op_type != "MatMul" or view.only_user(name) is None or scale <= 0:
         return None
     return node, scale, mask, nodes
+
+
+def _unscale(name: str, view: ModelView) -> tuple[Any, ...]:
+    """What a side of the scores' product is before it is scaled, the factor, and the node that scales, if one does.
+
+    Exporters of PyTorch's `scaled_dot_product_attention` write the root of the scale on both sides.
+    """
+    node = view.makers.get(name)
+    if node is None or node.op_type != "Mul" or view.only_user(name) is None:
+        return name, 1.0
+    factors = [i for i, other in enumerate(node.input) if (c := view.constants.get(other)) is not None and c.size == 1]
+    if len(factors) != 1 or view.shape_of(node.input[1 - factors[0]]) != view.shape_of(name):
+        return name, 1.0
+    factor = float(view.constants[node.input[factors[0]]].reshape(()))
+    return (node.input[1 - factors[0]], factor, node) if factor > 0 else (name, 1.0)
 
 
 def _is_scores(node: onnx.NodeProto | None, shape: tuple[int, ...], view: ModelView) -> bool:

@@ -7,8 +7,6 @@ import onnx
 
 from veltair.compiler.graph.model_view import ModelView
 
-HIDDEN = -1e30  # what is added to a key's score so that it counts for nothing, or less
-
 
 def match_nan_guard(softmax: onnx.NodeProto, view: ModelView) -> tuple[onnx.NodeProto, ...]:
     """IsNaN and Where, if they read the softmax and nothing else does; else nothing."""
@@ -25,17 +23,20 @@ def match_nan_guard(softmax: onnx.NodeProto, view: ModelView) -> tuple[onnx.Node
     return test, choice
 
 
-def leaves_a_key(mask: str, view: ModelView) -> bool:
-    """Whether every row keeps a key whatever the inputs are, so that no softmax of finite scores is NaN.
+def is_kept(mask: str, view: ModelView) -> bool:
+    """Whether an attention layer gives what the guard gives, for finite scores.
 
-    mask: what is added to the scores, "" for none. It may be a constant, or a choice between constants that hide no
-    key altogether.
+    A softmax of finite numbers is never NaN, and the layer gives zeros for a row where -infinity hides every key, but
+    not in bfloat16.
+
+    mask: what is added to the scores, "" for none. It may be a constant, or a choice between constants.
     """
     if not mask:
         return True
     constants, maker = view.constants, view.makers.get(mask)
-    if mask in constants:
-        return bool((constants[mask] > HIDDEN).any(-1).all() and constants[mask].max() < np.inf)
-    if maker is None or maker.op_type != "Where" or any(name not in constants for name in maker.input[1:]):
+    names = [mask] if mask in constants or maker is None else maker.input[1:] if maker.op_type == "Where" else [mask]
+    if any(name not in constants or not (constants[name] < np.inf).all() for name in names):
         return False
-    return all(constants[name].min() > HIDDEN and constants[name].max() < np.inf for name in maker.input[1:])
+    if all((constants[name] > -np.inf).all() for name in names) or view.precision == "fp32":
+        return True
+    return mask in constants and bool((constants[mask] > -np.inf).any(-1).all())

@@ -36,13 +36,9 @@ def pool(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
 
 def global_pool(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     """GlobalAveragePool, or ReduceMean over the plane of a tensor in blocks."""
-    shape = view.shape_of(node.input[0])
-    if len(shape) != 4:
+    if not averages_plane(node, view, builder):
         return False
-    if node.op_type == "ReduceMean":
-        made = builder.is_made(node.input[0]) and builder.tensors[node.input[0]].block
-        if not made or sorted(axis % 4 for axis in reduced_axes(node, view.constants)) != [2, 3]:
-            return False
+    shape = view.shape_of(node.input[0])
     x = builder.to_blocked(node.input[0])
     y = Activation(node.output[0], "float32", (*shape[:2], 1, 1))
     out = view.shape_of(node.output[0])
@@ -52,3 +48,12 @@ def global_pool(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) ->
     if len(out) == 2:
         builder.alias(Activation(node.output[0], "float32", out), y.name)
     return True
+
+
+def averages_plane(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    """Whether a GlobalAveragePool has a plane, or a ReduceMean takes the plane of a tensor in blocks."""
+    name = node.input[0]
+    if len(view.shape_of(name)) != 4 or node.op_type == "GlobalAveragePool":
+        return len(view.shape_of(name)) == 4
+    made = builder.is_made(name) and builder.tensors[name].block
+    return bool(made) and sorted(axis % 4 for axis in reduced_axes(node, view.constants)) == [2, 3]

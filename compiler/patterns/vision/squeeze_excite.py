@@ -15,11 +15,14 @@ from veltair.compiler.graph.parameters.vision import SqueezeExciteParameters
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.patterns.activations import ActivationMatch, activation_behind
 from veltair.compiler.patterns.epilogue import Epilogue
+from veltair.compiler.patterns.vision.pool import averages_plane
 
 
 def squeeze_excite(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    """From a GlobalAveragePool on: [1x1 convolution, activation] twice, then the product with the pool's input."""
+    """From the mean of a plane on: [1x1 convolution, activation] twice, then the product with the pool's input."""
     name, pooled = node.input[0], node.output[0]
+    if not averages_plane(node, view, builder):
+        return False
     nodes: list[onnx.NodeProto] = [node]
     weights: dict[str, NDArray[Any]] = {}
     functions: dict[str, str] = {}

@@ -15,6 +15,7 @@ from onnx_nets import run
 
 from veltair.compiler.onnx.folding.fused_operators import expand_fused
 from veltair.compiler.onnx.onnx_model import load_model
+from veltair.compiler.pipeline import lower
 
 OURS = "com.microsoft"
 random = np.random.default_rng(9)
@@ -126,3 +127,20 @@ def test_an_option_that_has_no_standard_node(tmp_path: Path) -> None:
     outputs, layers = run(path, {"x": x}, "fp32", 1)
     np.testing.assert_allclose(outputs[0], session.run(None, {"x": x})[0], rtol=1e-4, atol=1e-5)
     assert layers.count("onnxruntime") == 1 and len(layers) > 1
+
+
+def test_a_bias_that_the_optimiser_moved_behind_a_product_is_the_products_again(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "weight"], ["p"], name="p"),
+        helper.make_node(
+            "SkipLayerNormalization", ["p", "x", "gamma", "beta", "b"], ["y"], name="y", domain=OURS, epsilon=1e-5
+        ),
+    ]
+    constants = {"weight": normal(8, 8), **{name: WEIGHTS[name] for name in ("gamma", "beta", "b")}}
+    tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    ports = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [5, 8]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], tensors)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(OURS, 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    layers = lower(load_model(tmp_path / "m.onnx"), "fp32").layers
+    assert [layer.op for layer in layers] == ["matmul", "layer_norm"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_protos import I64, external, model, node, port, rebuilt, run, saved
@@ -41,6 +42,29 @@ def test_batch_norm_is_folded_and_the_outputs_stay(tmp_path: Path) -> None:
     assert {n.op_type for n in loaded.nodes} == {"Conv", "Clip", "Add", "GlobalAveragePool", "Flatten", "Gemm"}
     feeds = {"input": np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)}
     np.testing.assert_allclose(run(rebuilt(loaded, 1), feeds)[0], run(path, feeds)[0], rtol=1e-3, atol=1e-3)
+
+
+def test_a_batch_norm_of_weights_alone_may_be_in_training_mode(tmp_path: Path) -> None:
+    """PyTorch standardises the weights of NFNets and BiT so."""
+    weights = np.random.default_rng(1).standard_normal((1, 4, 27)).astype(np.float32)
+    ones, shape = np.ones(4, np.float32), np.array([4, 3, 3, 3])
+    constants = {"w": weights, "ones": ones, "shape": shape}
+    nodes = [
+        node("Neg", "w", "v"),
+        helper.make_node("ReduceMean", ["v"], ["mean"], "mean", axes=[0, 2], keepdims=0),
+        helper.make_node(
+            "BatchNormalization", ["v", "ones", "ones", "mean", "ones"], ["n", "m", "d"], "norm", training_mode=1
+        ),
+        node("Reshape", "n shape", "k"),
+        node("Conv", "x k", "y"),
+    ]
+    tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    path = saved(tmp_path, model(nodes, [port("x", ["n", 3, 5, 5])], [port("y", None)], tensors))
+    loaded = load_model(path)
+    assert [n.op_type for n in loaded.nodes] == ["Conv"]
+    feeds = {"x": np.random.default_rng(0).standard_normal((2, 3, 5, 5)).astype(np.float32)}
+    expected = ort.InferenceSession(str(path)).run(None, feeds)  # its kernel differs where nothing is optimised
+    np.testing.assert_allclose(run(rebuilt(loaded, 2), feeds)[0], expected[0], rtol=1e-4, atol=1e-5)
 
 
 def test_tables_stay_mapped_and_the_batch_is_symbolic(tmp_path: Path) -> None:

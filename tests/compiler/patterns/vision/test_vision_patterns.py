@@ -90,11 +90,12 @@ def test_activations_ride_on_their_anchors(tmp_path: Path, precision: str) -> No
 
 
 def excited(net: Net) -> tuple[str, ...]:
-    """As in EfficientNet, and with hard gates as in MobileNet-V3."""
+    """As in EfficientNet, and with hard gates and PyTorch's other spelling of the mean as in MobileNet-V3."""
     x = "x"
     for channels, width, hidden, gate in ((3, 40, 7, "Sigmoid"), (40, 33, 20, "HardSigmoid")):
         x = net("Conv", x, normal(width, channels, 3, 3), normal(width))
-        squeezed = net("Conv", net("GlobalAveragePool", x), normal(hidden, width, 1, 1), normal(hidden))
+        mean = net("GlobalAveragePool", x) if gate == "Sigmoid" else net("ReduceMean", x, axes=[-1, -2])
+        squeezed = net("Conv", mean, normal(hidden, width, 1, 1), normal(hidden))
         squeezed = net("Mul", squeezed, net("Sigmoid", squeezed)) if gate == "Sigmoid" else net("Relu", squeezed)
         excited = net(gate, net("Conv", squeezed, normal(width, hidden, 1, 1), normal(width)))
         x = net("Mul", excited, x)

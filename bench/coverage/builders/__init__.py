@@ -1,0 +1,1 @@
+"""Builds the networks with random weights. Each module here needs its library in the Python that exports."""

@@ -1,0 +1,82 @@
+"""Architectures of transformers from small configurations; nothing is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bench.coverage.exported import Built
+
+IDS = 100  # the vocabulary
+LENGTH = 16
+IMAGE = 64
+SMALL = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "embedding_size": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "d_model": 64,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+    "vocab_size": IDS,
+}
+FIXED_WIDTHS = ("mobilebert", "mobilevit", "mobilenet_v2", "segformer", "pvt", "funnel", "xlnet")
+
+
+def transformers(name: str, facts: Mapping[str, Any]) -> Built:
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    kind, type_ = facts.get("kind", "ids"), facts.get("type", name)
+    settings = _settings(type_, kind) | facts.get("settings", {})
+    config = AutoConfig.for_model(type_, **settings)
+    config.use_cache = False
+    config.return_dict = True
+    model = AutoModel.from_config(config, attn_implementation=facts.get("attention"))
+    if part := facts.get("part"):
+        model = getattr(model, part)
+
+    class FirstOutput(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, first: Any, mask: Any = None) -> Any:
+            given = {"ids": "input_ids", "image": "pixel_values", "audio": "input_values"}.get(kind, "input_features")
+            named = {given: first} | ({} if mask is None else {"attention_mask": mask})
+            return self.model(**named)[0]
+
+    return Built(FirstOutput(), _inputs(kind, facts, config))
+
+
+def _settings(type_: str, kind: str) -> dict[str, Any]:
+    """Settings that the architecture knows, small."""
+    from transformers import AutoConfig
+
+    default = AutoConfig.for_model(type_)
+    known = {key: value for key, value in SMALL.items() if hasattr(default, key)}
+    if type_ in FIXED_WIDTHS:  # widths that depend on each other, or are lists
+        known = {"vocab_size": IDS} if "vocab_size" in known else {}
+    if kind == "image" and isinstance(getattr(default, "image_size", None), int | list | tuple):
+        known["image_size"] = IMAGE if isinstance(default.image_size, int) else [IMAGE, IMAGE]
+    if kind == "ids" and hasattr(default, "pad_token_id"):
+        known |= {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    return known
+
+
+def _inputs(kind: str, facts: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    import torch
+
+    if kind == "ids":
+        ids = torch.randint(3, IDS, (2, LENGTH))
+        return {"input_ids": ids} | ({"attention_mask": torch.ones_like(ids)} if facts.get("mask", True) else {})
+    if kind == "image":
+        return {"pixel_values": torch.randn(2, 3, IMAGE, IMAGE)}
+    if kind == "audio":
+        return {"input_values": torch.randn(2, 1600)}
+    return {"input_features": torch.randn(2, config.num_mel_bins, 2 * config.max_source_positions)}

@@ -1,0 +1,92 @@
+"""Transpositions as exporters spell them, in fewer nodes, so that patterns know one spelling.
+
+PyTorch's exporters write the transposition of each matrix of a stack as Reshape, Transpose, Reshape, with the stack's
+axes merged meanwhile, one transposition behind another, and reshapes that change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+import onnx
+from onnx import helper
+
+from veltair.compiler.onnx.constants import captured_names
+from veltair.compiler.onnx.node_attributes import attribute, product_of
+from veltair.types import TensorSpec
+
+
+def simplify_transpositions(
+    nodes: Sequence[onnx.NodeProto], values: Mapping[str, TensorSpec], outputs: Set[str]
+) -> list[onnx.NodeProto]:
+    """The nodes, with every transposition in one node where that can be told, and some that nobody reads any more.
+
+    nodes: in topological order; what they read changes in place.
+    values: of every tensor.
+    outputs: of the model.
+    """
+    kept = set(outputs).union(*map(captured_names, nodes))
+    makers: dict[str, onnx.NodeProto] = {}
+    same: dict[str, str] = {}  # what a reshape gives that changes nothing, and what it reads
+    found = []
+    for node in nodes:
+        for place, name in enumerate(node.input):
+            node.input[place] = same.get(name, name)
+        simple = _merged(node, makers, values)
+        makers |= dict.fromkeys(simple.output, simple)
+        if simple.op_type == "Reshape" and simple.output[0] not in kept:
+            before, after = (values[name].shape for name in (simple.input[0], simple.output[0]))
+            if before == after:
+                same[simple.output[0]] = simple.input[0]
+        found.append(simple)
+    return found
+
+
+def _merged(
+    node: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto], values: Mapping[str, TensorSpec]
+) -> onnx.NodeProto:
+    """One Transpose that gives what the node gives, of what lies before it; the node itself where there is none."""
+    if node.op_type not in ("Transpose", "Reshape") or node.domain not in ("", "ai.onnx"):
+        return node
+    axes = _axes(node, values)
+    start, axes = (node.input[0], axes) if axes is not None else _around_merged_axes(node, makers, values)
+    if axes is None:
+        return node
+    before = makers.get(start)  # it is one node already, if it is a transposition
+    if before is not None and (earlier := _axes(before, values)) is not None:
+        start, axes = before.input[0], [earlier[axis] for axis in axes]
+    if start == node.input[0]:
+        return node
+    return helper.make_node("Transpose", [start], list(node.output), name=node.name, perm=axes)
+
+
+def _axes(node: onnx.NodeProto, values: Mapping[str, TensorSpec]) -> list[int] | None:
+    """The order of a Transpose; None for another node."""
+    if node.op_type != "Transpose":
+        return None
+    rank = len(values[node.input[0]].shape)
+    return list(attribute(node, "perm", [*range(rank)][::-1]))
+
+
+def _around_merged_axes(
+    last: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto], values: Mapping[str, TensorSpec]
+) -> tuple[str, list[int] | None]:
+    """What a Reshape transposes, and in which order, if a Transpose between two reshapes leaves merged axes in front.
+
+    (…, H, T, D) -> (… H, T, D) -> (… H, D, T) -> (…, H, D, T). The order is None where it is not so.
+    """
+    middle = makers.get(last.input[0])
+    first = makers.get(middle.input[0]) if middle is not None and middle.op_type == "Transpose" else None
+    if middle is None or first is None or first.op_type != "Reshape":
+        return "", None
+    whole, merged = values[first.input[0]].shape, values[middle.input[0]].shape
+    given, order = values[last.output[0]].shape, _axes(middle, values)
+    lead = len(whole) - len(merged) + 1  # axes that are merged
+    if order is None or order[0] != 0 or lead < 1 or len(given) != len(whole):
+        return "", None
+    if whole[lead:] != merged[1:] or product_of(whole[:lead]) != merged[0]:
+        return "", None
+    axes = [*range(lead), *(axis + lead - 1 for axis in order[1:])]
+    if tuple(whole[axis] for axis in axes) != given:
+        return "", None
+    return first.input[0], axes
