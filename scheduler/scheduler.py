@@ -198,7 +198,7 @@ class Scheduler:
     def _finish_block(self, event: BlockFinished, decisions: list[Decision]) -> None:
         state = self.state
         active, run = state.in_flight[event.query], state.running_blocks[event.query]
-        if self._proxy.observes is BlockTimed and (len(run.stretches) == 1 or state.growth.knows_solo_time(run)):
+        if self._proxy.observes is BlockTimed and state.tells_slowdown(run, event.stop):
             self._proxy.observe(BlockTimed(event.elapsed_ns, run.solo_ns(event.stop)))
         state.finish_block(active, run, event.stop, self._now_ns)
         self._policy.block_ended(active, run, event.stop, event.elapsed_ns)

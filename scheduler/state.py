@@ -100,6 +100,12 @@ class SchedulerState:
             return at if running else 0
         return nearest_level(self.grid, 1.0 + (self.grid[at] - 1.0) * (running - leaving) / running)
 
+    def tells_slowdown(self, run: RunningBlock, stop: int) -> bool:
+        """Whether the time of a block that ran up to layer `stop` says how much it was slowed down. One that was
+        stopped does not: of its few layers, waking its cores may take most.
+        """
+        return stop == run.block.stop and (len(run.stretches) == 1 or self.growth.knows_solo_time(run))
+
     # What the scheduler writes
 
     def admit(self, active: ActiveQuery, now_ns: int) -> None:

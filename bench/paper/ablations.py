@@ -36,6 +36,7 @@ LAYER_WISE = (
     "2 layers as the paper counts them",
     "8 static policies have one version",
     "all together",
+    "all together, and 7 threads wake at a block's start",
 )
 WORKLOAD = "medium"  # on which readings are tried alone: it has no query that holds half of the machine
 

@@ -65,7 +65,7 @@ def draw_12(data: Data) -> Any:
     axis.set_xticks(range(len(workloads)), workloads)
     axis.set(ylabel="QPS at 95 % QoS over Planaria's", title="Peak load, modelled 3990X, 64 cores")
     axis.legend(ncols=4)
-    axis.set_ylim(top=axis.get_ylim()[1] * 1.15)
+    axis.set_ylim(top=axis.get_ylim()[1] * 1.3)
     return fig
 
 

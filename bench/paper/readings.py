@@ -45,6 +45,8 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     conflict_cost: Literal["layer", "growth"] = "layer"
     # Layers as the paper counts them (section 3.2: 53 convolutions and 2 products), or every operator by itself.
     layers: Literal["products", "operators"] = "products"
+    # Not the paper's words, but the machine's: a block starts at once, or once its threads are awake (`WAKE_NS`).
+    block_start: Literal["at-once", "awake"] = "at-once"
 
 
 TEXT = Readings()
@@ -71,7 +73,11 @@ ABLATIONS: dict[str, Readings] = {
     "9 levels on the cores that blocks hold": _change(levels_on="need"),
     "all together": TEXT,
     "all together, others may pass": msgspec.structs.replace(TEXT, dispatch="passing"),
+    "all together, and 7 threads wake at a block's start": msgspec.structs.replace(TEXT, block_start="awake"),
 }
+# From the end of a block to the first layer of the next one, measured by bench/serving/front_end.py on two cores of an
+# EPYC, the nearest to the paper's machine (bench/results/epyc/front.json); 192 us on a Xeon.
+WAKE_NS = 77_769.0
 
 
 def relevant(policy: str, readings: Readings) -> Readings:

@@ -247,10 +247,13 @@ def test_the_level_comes_from_the_given_source():
     assert (demand.level, demand.level_source) == (2.0, "demand")
 
 
-def test_observed_slowdown_uses_the_layers_that_ran(scheduler):
-    scheduler.handle(QueryArrived(0, make_query(1)))
+def test_observed_slowdown_is_that_of_blocks_that_ran_to_their_ends(scheduler):
+    [start] = scheduler.handle(QueryArrived(0, make_query(1)))
     stop_block(scheduler, 1)
-    scheduler.handle(BlockFinished(32, 1, 1, 32))  # one layer, 16 ns alone
+    [again] = scheduler.handle(BlockFinished(32, 1, 1, 32))  # one layer, 16 ns alone
+    assert scheduler.level == 1.0
+    alone_ns = again.block.predicted_ns
+    scheduler.handle(BlockFinished(32 + 2 * alone_ns, 1, start.block.stop, 2 * alone_ns))
     assert scheduler.level == pytest.approx(1.0 + 0.2 * 1.0)
     assert scheduler.stats().level_source == "observed"
 

@@ -19,7 +19,7 @@ from veltair.scheduler.state import SchedulerState
 from veltair.scheduler.steps import Reject
 
 RETRY = 4  # targets: after so long without a query of its own a tenant gets one in, whatever is known of it
-IDLE = 1.3  # what work on hand counts for at arrival: cores lie idle in conflicts and between blocks
+IDLE = 1.3  # what work on one core counts for at arrival: others lie idle meanwhile, and between blocks
 
 
 class ArrivalCheck:
@@ -116,7 +116,7 @@ class ArrivalCheck:
         all_ns += sum([len(dues) * core_ns for dues, core_ns in waiting])
         kept_ns = self._fair.spare_ns(new.tenant, new.qos_ns - rest_ns, now_ns)
         begin_ns = now_ns + max(self._reserve.spare_ns(new, rest_ns), kept_ns)
-        end_ns = begin_ns + IDLE * all_ns / cores
+        end_ns = begin_ns + all_ns / cores
         if end_ns <= due_ns:
             return 0.0  # all of it is done by then
         before_ns = ahead_ns + sum([core_ns for due, core_ns in running if due < due_ns])
@@ -126,9 +126,9 @@ class ArrivalCheck:
             before_ns += first * core_ns
             work += [(due, core_ns) for due in dues[first : bisect_left(dues, end_ns, first)]]  # the rest is in time
         work.sort()
-        done_ns, worst = begin_ns + IDLE * before_ns / cores, 0.0
+        done_ns, worst = begin_ns + before_ns / cores, 0.0
         for due, core_ns in work:
-            done_ns += IDLE * core_ns / cores
+            done_ns += core_ns / cores
             if done_ns - due > worst:
                 worst = done_ns - due
         return worst
@@ -139,8 +139,8 @@ class ArrivalCheck:
         self._admitted_ns.pop(tenant, None)
 
     def _running_work(self, state: SchedulerState, priority: int, now_ns: int) -> list[tuple[int, float]]:
-        """Of the queries in flight of at least this priority that can still be in time: when each is due, and the cores
-        x time of what is left of it.
+        """Of the queries in flight of at least this priority that can still be in time: when each is due, and what is
+        left of it, as `counted_ns`.
         """
         work: list[tuple[int, float]] = []
         for active in state.in_flight.values():
@@ -148,18 +148,19 @@ class ArrivalCheck:
             if due_ns <= now_ns or active.tenant.priority < priority:
                 continue
             if run is None or active.next_layer < active.costs.layers:
-                work.append((due_ns, remaining_core_ns(active, self._corrections[active.tenant.name], now_ns)))
+                core_ns = remaining_core_ns(active, self._corrections[active.tenant.name], now_ns)
+                work.append((due_ns, counted_ns(core_ns, active.avg_cores)))
             elif run.ends_ns > now_ns:
-                work.append((due_ns, (run.ends_ns - now_ns) * len(run.core_set)))
+                work.append((due_ns, counted_ns((run.ends_ns - now_ns) * len(run.core_set), active.avg_cores)))
         return work
 
     def _core_ns(self, state: SchedulerState, kind: WaitingKind) -> float:
-        """Cores x time of one waiting query of the kind, or its part of the largest batch that the waiting queries
-        fill now and that is in time.
+        """What one waiting query of the kind counts for (`counted_ns`), or its part of the largest batch that the
+        waiting queries fill now and that is in time.
         """
         tenant = kind.tenant
         correction = self._corrections[tenant.name]
-        core_ns = kind.core_ns(correction)
+        core_ns = counted_ns(kind.core_ns(correction), kind.cores)
         if not tenant.batching:
             return core_ns
         costs = self._sample_costs.get(tenant.name)
@@ -167,7 +168,17 @@ class ArrivalCheck:
             costs = SampleCosts(state.costs[tenant.model], tenant.qos.latency_ns * PLANNED)
             self._sample_costs[tenant.name] = costs
         sample_ns = costs.least_ns(self._waiting.batchable.count_samples(tenant)) * correction.one_core
-        return min(core_ns, sample_ns * kind.samples)
+        return min(core_ns, counted_ns(sample_ns * kind.samples, 1))
+
+
+def counted_ns(core_ns: float, cores: int) -> float:
+    """The cores x time that work takes from the machine, if it needs so many cores on average. Blocks that pay on
+    several cores fill idle ones.
+
+    >>> counted_ns(100, cores=1), counted_ns(100, cores=8)
+    (130.0, 100)
+    """
+    return IDLE * core_ns if cores == 1 else core_ns
 
 
 def is_overdue(state: SchedulerState, latest_ns: float, now_ns: int) -> bool:

@@ -119,7 +119,8 @@ class Veltair(Policy):
             victim = self._preemption.make_room(state, first, now_ns)
             return None if victim is None else Stop(victim)
         if not state.free:
-            return None
+            victim = None if first is not None else self._preemption.make_room_to_grow(state, now_ns)
+            return None if victim is None else Stop(victim)
         if first is None:
             return self._grow(state, now_ns)
         return None if self._slow.is_worth_waiting(state, first, now_ns) else self._start(state, first, now_ns)

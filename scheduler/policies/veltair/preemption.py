@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import ceil, inf
 
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.policies.veltair.correction import Corrections, remaining_ns
@@ -33,10 +33,22 @@ class Preemption:
         self._made_room.discard(query)
 
     def make_room(self, state: SchedulerState, first: ActiveQuery, now_ns: int) -> ActiveQuery | None:
-        """The query whose block is to stop for the one that comes first: one on several cores that is in time on one,
-        which it took when it was alone; else the one that has most time and can wait until the other is done, if that
-        one would be late by waiting for any block to end.
+        """The query whose block is to stop for the one that comes first: the one with the most cores beyond those on
+        which it is in time, which it took while nobody wanted them; else the one that has most time and can wait until
+        the other is done, if that one would be late by waiting for any block to end.
         """
+        return self._make_room(state, first, now_ns)
+
+    def make_room_to_grow(self, state: SchedulerState, now_ns: int) -> ActiveQuery | None:
+        """The query whose block is to stop for a running one that has fewer cores than it wanted: the one with the most
+        cores beyond those on which it is in time.
+        """
+        for active in state.wanting_cores():
+            if active.missing_cores(now_ns) and (victim := self._make_room(state, active, now_ns)) is not None:
+                return victim
+        return None
+
+    def _make_room(self, state: SchedulerState, first: ActiveQuery, now_ns: int) -> ActiveQuery | None:
         if first.query.id in self._made_room or (victim := self._find_victim(state, first, now_ns)) is None:
             return None
         self._made_room.add(first.query.id)
@@ -45,23 +57,35 @@ class Preemption:
     def _find_victim(self, state: SchedulerState, first: ActiveQuery, now_ns: int) -> ActiveQuery | None:
         rest_ns = self._remaining_ns(state, first)
         victim, most, waits = None, float(rest_ns), False
+        rich, most_spare = None, 0
         for active in state.in_flight.values():
             run = active.run
-            if run is None:
+            if run is None or active is first:
                 continue
             if active.state is not QueryState.RUNNING:
                 return None  # one stops already
             left_ns = max(run.ends_ns - now_ns, 0)
             later_ns = self._remaining_ns(state, active) if run.block.stop < active.costs.layers else 0
             laxity = active.due_ns - now_ns - left_ns - later_ns
-            if (more := len(run.core_set) - 1) and laxity >= left_ns * more:
-                return active
+            if (spare := spare_cores(len(run.core_set), left_ns, laxity)) > most_spare:
+                rich, most_spare = active, spare
             waits = waits or run.ends_ns + rest_ns <= first.due_ns
             if laxity < 0 and active.tenant.priority <= first.tenant.priority:
                 laxity = inf  # late already
             if laxity > most:
                 victim, most = active, laxity
-        return None if waits else victim
+        return rich or (None if waits or first.run is not None else victim)
 
     def _remaining_ns(self, state: SchedulerState, active: ActiveQuery) -> float:
         return remaining_ns(state, active, self._corrections[active.tenant.name])
+
+
+def spare_cores(cores: int, left_ns: int, laxity: float) -> int:
+    """How many of its cores a block could do without and be in time, as if its time went with 1 / cores.
+
+    `left_ns`: what it takes until its end. `laxity`: what its query has left after that, in ns.
+
+    >>> spare_cores(8, left_ns=10, laxity=30.0)  # on two cores it ends after 40
+    6
+    """
+    return cores - max(1, ceil(cores * left_ns / (left_ns + laxity))) if laxity >= 0 and left_ns else 0

@@ -29,9 +29,9 @@ def size_block(
 ) -> Start:
     """The start of the query's next block, as the leader of `batch` if there is one.
 
-    One core where that is in time, else the cores that VELTAIR's blocks get; a query that is alone on the machine
-    gets all that pay, which are fewer while queries meet often, and one that is late anyway gets what it
-    needs on average. Versions are those of the level. Cores to `avoid` are taken last.
+    One core where that is in time, else the cores that VELTAIR's blocks get; while nobody else wants cores, all idle
+    ones that pay, which are fewer while queries meet often (`preemption` takes them back); one that is late anyway gets
+    what it needs on average. Versions are those of the level. Cores to `avoid` are taken last.
     """
     members: tuple[ActiveQuery, ...] = ()
     costs, due_ns = active.costs, active.due_ns
@@ -72,6 +72,11 @@ def size_block(
         costs.time_ns(level, 1, start, formed.stop) * correction.one_core > formed.qos_ns * ratio
     ):
         cores = 2  # one would do only if it were as good as several have been recently
+    if several_win and cores < state.free and not _others_wait(state, members):
+        more = min(state.free, cores_that_pay(costs, start, SOLO, correction, contention))
+        end = costs.layers
+        if more > cores and costs.time_ns(level, more, start, end) < costs.time_ns(level, cores, start, end):
+            return begin(end, more, avg_cores)
     return begin(formed.stop, cores, avg_cores, capped=formed.capped)
 
 
@@ -91,6 +96,11 @@ def cores_that_pay(costs: ProfileCosts, start: int, level: int, correction: Corr
     while cores > 1 and cores * dearer * costs.time_ns(level, cores, start, costs.layers) > most_ns:
         cores -= 1
     return cores
+
+
+def _others_wait(state: SchedulerState, members: tuple[ActiveQuery, ...]) -> bool:
+    """Whether queries besides the one that starts and the members that join it want cores."""
+    return len(state.waiting) + len(state.wants_cores) - len(members) > 1
 
 
 def _is_alone(state: SchedulerState, members: tuple[ActiveQuery, ...]) -> bool:

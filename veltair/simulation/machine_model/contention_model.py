@@ -81,6 +81,7 @@ class ContentionModel:
             machine.domains
         )  # by domain: bytes that all co-runners would keep; integers, so that sums stay exact
         self._demand = 0  # of all blocks together
+        self._held_last: dict[int, int] = {}  # by core: the query whose threads are awake there
         self._changed_domains: set[int] = set()  # domains that blocks entered or left
         self._l3_bytes = model.l3_bytes
         self._bytes_per_s = model.dram_gb_s * 1e9
@@ -110,9 +111,18 @@ class ContentionModel:
         for domain in domains.shares:
             inside[domain][query] = it
         self._changed_domains.update(domains.shares)
+        wake_ns = self._wake(query, core_set) if self.model.wake_ns else 0.0
         if not grown:
-            return 0.0
+            return wake_ns
         return float(self._rng.lognormal(log(self.model.spawn_median_ns), self.model.spawn_sigma))
+
+    def _wake(self, query: int, core_set: CoreSet) -> float:
+        """Returns how long the query's threads take to wake; those on cores that it held last are awake."""
+        held_last = self._held_last
+        asleep = any(held_last.get(core) != query for core in core_set)
+        for core in core_set:
+            held_last[core] = query
+        return self.model.wake_ns if asleep else 0.0
 
     def _compute_shares(self, core_set: CoreSet) -> DomainShares:
         shares: dict[int, float] = {}

@@ -59,6 +59,7 @@ class MachineModel:
     front_out_ns: float  # more for each byte of its output, after its last block
     # Latency of memory over that of idle memory, at evenly spaced parts of its bandwidth in use, from none to all.
     loaded_latency: tuple[float, ...] = (1.0,)
+    wake_ns: float = 0.0  # more before a block's first layer, if it takes a core that another query held before
 
     def domains(self, cores: int) -> int:
         """Returns how many L3 domains this many cores take when whole domains are handed out first."""
@@ -143,9 +144,9 @@ _File = msgspec.defstruct(
     [
         (name, str if name in ("name", "title") else Parameter)
         for name in MachineModel.__dataclass_fields__  # the file's keys are the model's fields
-        if name != "loaded_latency"
+        if name not in ("loaded_latency", "wake_ns")
     ]
-    + [("loaded_latency", ParameterCurve | None, None)],
+    + [("loaded_latency", ParameterCurve | None, None), ("wake_ns", Parameter | None, None)],
     frozen=True,
     kw_only=True,
     forbid_unknown_fields=True,
@@ -155,6 +156,7 @@ _MAY_BE_ZERO = {
     "matrix_efficiency",
     "launch_core_ns",
     "dispatch_ns",
+    "wake_ns",
     "front_ns",
     "front_in_ns",
     "front_out_ns",

@@ -11,7 +11,7 @@ from veltair.errors import RefusalReason
 from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.events import QueryArrived, RejectQuery
-from veltair.scheduler.policies.veltair.admission import IDLE, ArrivalCheck
+from veltair.scheduler.policies.veltair.admission import ArrivalCheck, counted_ns
 from veltair.scheduler.policies.veltair.backlog import SampleCosts
 from veltair.scheduler.policies.veltair.correction import remaining_core_ns
 from veltair.scheduler.policies.veltair.sizing import PLANNED
@@ -42,7 +42,7 @@ def walked_lacking_ns(check, state, new, rest_ns, now_ns):
         behind = (active.query.priority_level - level) * ranked
         if behind > 0:
             continue
-        core_ns = remaining_core_ns(active, corrections[tenant.name], now_ns)
+        core_ns = counted_ns(remaining_core_ns(active, corrections[tenant.name], now_ns), active.avg_cores)
         if active.query.id in state.waiting and tenant.batching:
             samples = check._waiting.batchable.count_samples(tenant)
             least = inf
@@ -50,11 +50,11 @@ def walked_lacking_ns(check, state, new, rest_ns, now_ns):
                 if costs.profile.batch > samples or costs.least_rest_ns[SOLO][0] > tenant.qos.latency_ns * PLANNED:
                     break
                 least = min(least, costs.rest_on_one_ns[SOLO][0] / costs.profile.batch)
-            core_ns = min(core_ns, least * corrections[tenant.name].one_core * active.query.batch)
+            core_ns = min(core_ns, counted_ns(least * corrections[tenant.name].one_core * active.query.batch, 1))
         work.append((-1 if behind < 0 else active.due_ns, core_ns))
     done_ns, worst = now_ns + check._reserve.spare_ns(new, rest_ns), 0.0
     for due_ns, core_ns in sorted(work):
-        done_ns += IDLE * core_ns / state.cores
+        done_ns += core_ns / state.cores
         if due_ns >= new.due_ns:
             worst = max(worst, done_ns - due_ns)
     return worst

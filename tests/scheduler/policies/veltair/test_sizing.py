@@ -24,6 +24,28 @@ def test_who_is_alone_takes_all_cores_that_pay_and_gives_them_back(build):
     assert {d.block.query: (d.block.start, d.block.cores) for d in decisions} == {1: (1, 1), 2: (0, 1)}
 
 
+def test_idle_cores_go_to_who_starts_and_are_taken_back_from_who_can_spare_most(build):
+    eighths = (800, 400, 267, 200, 160, 134, 115, 100)
+    scheduler = build(("a", 90_000, 1, 10), ("b", 100_000, 1, 10), cores=8, times=eighths)
+    assert [start.block.cores for start in arrives(scheduler, 1, 0, "a")] == [8]
+    assert arrives(scheduler, 2, 10, "b") == [StopBlock(1)]
+    first, second = scheduler.handle(BlockFinished(100, 1, 1, 100))
+    assert (first.block.query, first.block.cores) == (1, 1)  # the other waits
+    assert (second.block.query, second.block.cores, second.block.stop) == (2, 7, 10)  # nobody does
+    assert arrives(scheduler, 3, 110, "a") == [StopBlock(2)]
+    third, again = scheduler.handle(BlockFinished(215, 2, 1, 115))
+    assert (third.block.query, third.block.cores) == (3, 1)
+    assert (again.block.query, again.block.start, again.block.cores) == (2, 1, 6)
+
+
+def test_cores_that_a_block_needs_are_not_taken_back(build):
+    eighths = (800, 400, 267, 200, 160, 134, 115, 100)
+    scheduler = build(("a", 1100, 1, 10), ("b", 9000, 1, 10), cores=8, times=eighths)
+    assert [start.block.cores for start in arrives(scheduler, 1, 0, "a")] == [8]
+    assert arrives(scheduler, 2, 10, "b") == []  # 990 ns on eight cores are left, and 1090 until it is due
+    assert scheduler.state.free == 0
+
+
 def test_fewer_cores_pay_where_queries_meet_often(build):
     scheduler = build(("a", 9000, 1, 1), cores=4, times=PAYS)
 

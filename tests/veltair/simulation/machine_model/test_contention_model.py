@@ -138,3 +138,17 @@ def test_more_pressure_never_helps(layers, cores, apart, version, cache, memory)
 def test_a_pressure_is_taken_to_the_nearest_level(pressure):
     off = [abs(level - pressure) for level in PRESSURES]
     assert off[pressure_level(pressure)] == pytest.approx(min(off))
+
+
+def test_a_block_waits_for_threads_on_cores_that_its_query_did_not_hold_last():
+    interference, enter = neighbours("c", wake_ns=500.0)
+    assert enter(1, (0, 1)) == 500
+    interference.leave(1)
+    assert enter(1, (0,)) == 0  # its threads are awake on fewer cores
+    assert enter(2, (1,)) == 500
+    interference.leave(1)
+    interference.leave(2)
+    assert enter(1, (0, 1)) == 500  # the other has put them to sleep on one core
+    assert enter(1, (0, 1, 2), grown=True) > 500  # a growth costs what it costs
+    interference.leave(1)
+    assert enter(1, (0, 1, 2)) == 0
