@@ -10,7 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import LayerSpec
-from veltair.compiler.graph.parameters.quantised import Addend, QuantisedProductParameters, Window
+from veltair.compiler.graph.parameters.quantised import (
+    Addend,
+    QuantisedPoolParameters,
+    QuantisedProductParameters,
+    Window,
+)
 from veltair.compiler.tuning.reference_arithmetic import apply_activation
 
 Array = NDArray[Any]
@@ -42,6 +47,14 @@ def reference_product(spec: LayerSpec, x: list[Array]) -> list[Array]:
     if "output" in spec.weights:
         value = quantise(value, spec.weights["output"], spec.outputs[0].dtype)
     return [value.transpose(0, 3, 1, 2) if parameters.window else value]
+
+
+def reference_max_pool(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    """The greatest value of every window; taps beside the image are the least."""
+    least, size = float(np.iinfo(x[0].dtype).min), spec.outputs[0].shape[2:]
+    taps = windows(x[0] - least, spec.parameters_as(QuantisedPoolParameters).window, size)
+    most = taps.reshape(*taps.shape[:3], -1, x[0].shape[1]).max(3) + least
+    return [most.transpose(0, 3, 1, 2).astype(x[0].dtype)]
 
 
 def quantise(value: Array, quantum: Array, dtype: str) -> Array:
@@ -81,5 +94,9 @@ def steps_allowed(spec: LayerSpec) -> int:
 
 # By the operation of a layer.
 QUANTISED_REFERENCES: Mapping[str, Callable[[LayerSpec, list[Array]], list[Array]]] = {
+    "max_pool_int8": reference_max_pool,
+    "quantise": lambda spec, x: [quantise(x[0], spec.weights["output"], spec.outputs[0].dtype)],
+    "dequantise": lambda spec, x: [dequantise(x[0], spec.weights["input"])],
+    "reorder": lambda spec, x: list(x),
     **dict.fromkeys(("matmul_int8", "conv2d_int8", "depthwise_int8"), reference_product),
 }

@@ -56,3 +56,31 @@ class QuantisedProductParameters(LayerParameters):
     @property
     def note(self) -> str:
         return "8-bit integers"
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedPoolParameters(LayerParameters):
+    """Parameters of "max_pool_int8": the greatest of a window, over taps inside the image.
+
+    >>> QuantisedPoolParameters(Window((2, 2), (2, 2), (1, 1), (0, 0, 0, 0))).note
+    '8-bit integers'
+    """
+
+    window: Window
+
+    @property
+    def note(self) -> str:
+        return "8-bit integers"
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderParameters(LayerParameters):
+    """Parameters of "quantise", "dequantise" and "reorder", which stand where 8-bit integers begin and end.
+
+    >>> ReorderParameters().terms()
+    {}
+    """
+
+    @property
+    def note(self) -> str:
+        return "8-bit integers"

@@ -15,13 +15,13 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.activation import apply_activation
 from veltair.compiler.codegen.memory import masked_store
-from veltair.compiler.codegen.vectors import Expr, broadcast, ramp
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, ramp, vector_type
 from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.quantised import Addend, QuantisedProductParameters
 
 # Places in the kernel's array of numbers.
-_BETWEEN, _RESIDUAL, _OUTPUT, PADDING, _SIZE = 0, 4, 6, 10, 16
+_BETWEEN, _RESIDUAL, OUTPUT, PADDING, _SIZE = 0, 4, 6, 10, 16
 
 
 def quantum(spec: LayerSpec, name: str) -> tuple[float, int]:
@@ -33,8 +33,8 @@ def quantum(spec: LayerSpec, name: str) -> tuple[float, int]:
 def pack_numbers(spec: LayerSpec) -> NDArray[np.float32]:
     """The scales and zero points of a layer in the order in which the epilogue reads them."""
     numbers = np.zeros(_SIZE, np.float32)
-    parameters = spec.parameters_as(QuantisedProductParameters)
-    for place, name, dtype in ((_BETWEEN, "between", parameters.between), (_OUTPUT, "output", spec.outputs[0].dtype)):
+    between = spec.parameters.between if isinstance(spec.parameters, QuantisedProductParameters) else ""
+    for place, name, dtype in ((_BETWEEN, "between", between), (OUTPUT, "output", spec.outputs[0].dtype)):
         if name in spec.weights:
             (scale, zero), info = quantum(spec, name), np.iinfo(dtype)
             numbers[place : place + 4] = np.float32(1) / np.float32(scale), info.min - zero, info.max - zero, scale
@@ -43,7 +43,7 @@ def pack_numbers(spec: LayerSpec) -> NDArray[np.float32]:
     if "residual" in spec.weights:
         numbers[_RESIDUAL : _RESIDUAL + 2] = quantum(spec, "residual")
     if "input" in spec.weights:
-        numbers[PADDING] = quantum(spec, "input")[1]
+        numbers[PADDING + 1], numbers[PADDING] = quantum(spec, "input")
     return numbers
 
 
@@ -53,9 +53,10 @@ def epilogue_weights(spec: LayerSpec, panel: int) -> list[NDArray[np.float32]]:
     return [*(pad_axis(spec.weights[name], 0, panel) for name in names), pack_numbers(spec)]
 
 
-def round_within(value: Expr, inverse: Expr, low: Expr, high: Expr) -> Expr:
-    """16 floats times `inverse`, rounded to nearest even, between two bounds."""
-    scaled = T.call_llvm_pure_intrin("float32x16", "llvm.rint.v16f32", value * inverse)
+def round_within(value: Expr, inverse: Expr, low: Expr, high: Expr, count: int = LANES) -> Expr:
+    """`count` floats times `inverse`, rounded to nearest even, between two bounds."""
+    name = f"llvm.rint.v{count}f32" if count > 1 else "llvm.rint.f32"
+    scaled = T.call_llvm_pure_intrin(vector_type("float32", count), name, value * inverse)
     return T.min(T.max(scaled, low), high)
 
 
@@ -98,8 +99,8 @@ class QuantisedEpilogue:
             value = value + other * self._number(_RESIDUAL)
         value = T.bind(apply_activation(T.bind(value), self.parameters.last))
         if self.output.dtype != "float32":
-            rounded = round_within(value, *(self._number(_OUTPUT + i) for i in range(3)))
-            whole = T.cast(rounded + self._number(_OUTPUT + 3), "int32x16")
+            rounded = round_within(value, *(self._number(OUTPUT + i) for i in range(3)))
+            whole = T.cast(rounded + self._number(OUTPUT + 3), "int32x16")
             value = T.bind(T.cast(whole, f"{self.output.dtype}x16"))
         masked_store(self.output, value, row, column, width=self.width)
 
