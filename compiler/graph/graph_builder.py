@@ -137,8 +137,7 @@ class GraphBuilder:
 
     def to_row_major(self, name: str) -> Activation:
         """The tensor row-major and of its ONNX type, under its own name if it was made so."""
-        tensor = self.tensor(name)
-        values = self._view.values
+        tensor, values = self.tensor(name), self._view.values
         wide = tensor.dtype != "uint16" or (name in values and values[name].dtype == "uint16")
         if not tensor.block and wide:
             return tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import ceil
 from typing import Any
 
@@ -90,6 +90,14 @@ def steps_allowed(spec: LayerSpec) -> int:
     if "between" not in spec.weights or "output" not in spec.weights:
         return 1
     return 1 + ceil(float(spec.weights["between"][0]) / float(spec.weights["output"][0]))
+
+
+def quantised_tolerance(layers: Iterable[LayerSpec]) -> float:
+    """The largest error of a model over its largest output that steps may add up to; 0 where no layer rounds to them.
+
+    A value near the middle of two steps may become either one, and layers behind it multiply that.
+    """
+    return 0.1 if any(spec.op in QUANTISED_REFERENCES for spec in layers) else 0.0
 
 
 # By the operation of a layer.

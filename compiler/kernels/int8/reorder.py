@@ -56,11 +56,14 @@ def _changed(value: Expr, numbers: Any, dtypes: tuple[str, str], count: int) -> 
     return value
 
 
+def _memory(buffer: Any) -> Any:
+    """A buffer in one dimension."""
+    return T.decl_buffer([prod(buffer.shape)], buffer.dtype, data=buffer.data)
+
+
 def _flat(X: Any, Y: Any, changed: Any) -> None:
     """Element by element, in the order of memory."""
-    total = prod(X.shape)
-    source = T.decl_buffer([total], X.dtype, data=X.data)
-    target = T.decl_buffer([total], Y.dtype, data=Y.data)
+    total, source, target = prod(X.shape), _memory(X), _memory(Y)
     with T.parallel(0, T.ceildiv(total, CHUNK)) as task:
         count = T.bind(T.min(CHUNK, total - task * CHUNK))
         with T.serial(0, count // LANES) as step:
@@ -74,19 +77,21 @@ def _flat(X: Any, Y: Any, changed: Any) -> None:
 def _moved(x: Activation, y: Activation, X: Any, Y: Any, changed: Any) -> None:
     """Channels from second to last place, or back: a row of the image is a task."""
     _, channels, height, width = x.shape
-    last = Y if y.block else X
+    images = X.shape[0]
+    source, target = _memory(X), _memory(Y)
 
-    def place(image: Expr, c: Expr, row: Expr, column: Expr, stretch: int, *, in_last: bool) -> list[Expr]:
-        span = T.ramp(column, 1, stretch) if stretch > 1 else column
-        return [image, 0, row, span, c] if in_last else [image, c, row, span]
+    def place(image: Expr, c: Expr, row: Expr, column: Expr, count: int, *, last: bool) -> Expr:
+        plane = ((image * height + row) * width + column) * channels + c
+        first = plane if last else ((image * channels + c) * height + row) * width + column
+        return T.ramp(first, channels if last else 1, count) if count > 1 else first
 
-    with T.parallel(0, last.shape[0] * height) as task:
+    with T.parallel(0, images * height) as task:
         image, row = T.bind(task // height), T.bind(task % height)
 
-        def move(c: Expr, column: Expr, stretch: int) -> None:
-            value = X[tuple(place(image, c, row, column, stretch, in_last=bool(x.block)))]
-            value = T.bind(changed(T.bind(value), stretch))
-            T.buffer_store(Y, value, place(image, c, row, column, stretch, in_last=bool(y.block)))
+        def move(c: Expr, column: Expr, count: int) -> None:
+            taken = T.bind(source[place(image, c, row, column, count, last=bool(x.block))])
+            value = T.bind(changed(taken, count))
+            T.buffer_store(target, value, [place(image, c, row, column, count, last=bool(y.block))])
 
         if width >= LANES:
             with T.serial(0, width // LANES) as step, T.serial(0, channels) as c:

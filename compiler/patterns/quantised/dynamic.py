@@ -49,7 +49,9 @@ def dynamic_product(node: onnx.NodeProto, view: ModelView) -> DynamicProduct | N
     columns = np.broadcast_to(scale.reshape(-1).astype(np.float32), weight.shape[1:]).copy()
     steps = np.ascontiguousarray((weight.astype(np.int16) - shift).astype(np.int8))
     names = maker.output[1], maker.output[2]
-    return DynamicProduct(maker.output[0], *names, steps, columns, product.output[0], (node, cast, product))
+    scaling = [view.makers[factor]] if factor != maker.output[1] and view.only_user(factor) is product else []
+    nodes = (node, cast, *scaling, product)
+    return DynamicProduct(maker.output[0], *names, steps, columns, product.output[0], nodes)
 
 
 def _scale(factor: str, x_scale: str, view: ModelView) -> NDArray[Any] | None:
