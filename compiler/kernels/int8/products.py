@@ -130,6 +130,7 @@ class _ProductCode:
         groups, chunks = -(-self.panels // self.taken), T.ceildiv(total, step)
         with T.parallel(0, groups * chunks) as task:
             self.sums = T.alloc_buffer((self.rows * self.columns,), "int32x16", scope="local")
+            self.finished = allocate_scratch((self.rows, self.panel), "int32")
             group, chunk = T.bind(task // chunks), T.bind(task % chunks)
             first = T.bind(chunk * step)
             count = T.bind(T.min(step, total - first))
@@ -178,9 +179,12 @@ class _ProductCode:
             step(T.int32(whole), self.depth % QUAD)
         for r in range(count):
             for c in range(columns):
-                column = T.bind(panel * self.panel + c * LANES)
-                with when(column < self.width):
-                    self.epilogue.store(sums[r * columns + c], first + row + r, column)
+                T.buffer_store(self.finished, sums[r * columns + c], [r, ramp(c * LANES)])
+        # A loop: unrolled, the epilogue would be most of the code, and of the time that it takes to compile.
+        with T.grid(count, columns) as (r, c):
+            column = T.bind(panel * self.panel + c * LANES)
+            with when(column < self.width):
+                self.epilogue.store(T.bind(self.finished[r, ramp(c * LANES)]), first + row + r, column)
 
     def _start(self, panel: Expr, c: int) -> Expr:
         start = self.start[ramp(panel * self.panel + c * LANES)]
