@@ -1,4 +1,4 @@
-"""Quantised operators as float ones between DequantizeLinear and QuantizeLinear, and the quantised constants of a model.
+"""Quantised operators as float ones between DequantizeLinear and QuantizeLinear, and quantised constants.
 
 ONNX Runtime's tools write a quantised layer in either form; patterns look for the second one only. Constants are folded
 to floats for whoever multiplies floats; `find_quantised` keeps the integers.

@@ -94,7 +94,9 @@ class ReferenceCheck:
         return ""
 
 
-def _draw(tensor: Activation, batch: int, bounds: Bounds, rng: np.random.Generator, *, quantised: bool = False) -> NDArray[Any]:
+def _draw(
+    tensor: Activation, batch: int, bounds: Bounds, rng: np.random.Generator, *, quantised: bool = False
+) -> NDArray[Any]:
     """A random physical tensor: halos and the padding channels are zeros."""
     shape = shape_at(tensor.shape, batch)
     kind = np.dtype(tensor.dtype).kind

@@ -10,7 +10,6 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.codegen.control_flow import when
 from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.parameters.quantised import Window

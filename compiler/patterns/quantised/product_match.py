@@ -17,7 +17,7 @@ from veltair.compiler.graph.parameters.quantised import Window
 from veltair.compiler.onnx.node_attributes import attribute, padding
 from veltair.compiler.patterns.activations import activation_of
 from veltair.compiler.patterns.quantised.dynamic import dynamic_product
-from veltair.compiler.patterns.quantised.quantum import Quantum, QuantisedTensor, dequantised, quantised_behind
+from veltair.compiler.patterns.quantised.quantum import QuantisedTensor, Quantum, dequantised, quantised_behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,6 @@ class ProductMatch:
     last: str = "none"
     rounded: Quantum | None = None  # of the output
     dynamic: tuple[str, str] | None = None  # the tensors of scale and zero point
-
-
-@dataclass(slots=True)
-class _Nodes:
-    """The nodes of a match, in order."""
-
-    taken: list[onnx.NodeProto]
 
 
 def find_quantised_products(view: ModelView) -> Matches:
@@ -168,9 +161,7 @@ def _with_epilogue(found: ProductMatch, nodes: list[onnx.NodeProto], taken: Matc
     return _with_sum(rounded, nodes, taken, view) or rounded
 
 
-def _with_sum(
-    found: ProductMatch, nodes: list[onnx.NodeProto], taken: Matches, view: ModelView
-) -> ProductMatch | None:
+def _with_sum(found: ProductMatch, nodes: list[onnx.NodeProto], taken: Matches, view: ModelView) -> ProductMatch | None:
     """The match with a sum behind its rounding that is rounded again."""
     reader = view.only_user(found.output)
     if reader is None or dequantised(reader.output[0], view) != QuantisedTensor(found.output, _given(found.rounded)):
@@ -179,7 +170,7 @@ def _with_sum(
     if total is None or total.op_type != "Add" or taken.is_inner(total) or taken.has(total):
         return None
     added = _constant_operand(total, reader.output[0], found.bias.size, view) if found.window is None else None
-    (other,) = [name for name in total.input if name != reader.output[0]] or [""]
+    other = next((name for name in total.input if name != reader.output[0]), "")
     residual = None if added is not None or not other else dequantised(other, view)
     if added is None and (residual is None or view.shape_of(other) != view.shape_of(reader.output[0])):
         return None

@@ -49,7 +49,8 @@ def quantised_product(node: onnx.NodeProto, view: ModelView, builder: GraphBuild
         y = Activation(found.output if len(shape) == 2 else f"{found.output}/rows", dtype, (rows, columns))
         widths = [depth, columns]
         inputs = [
-            builder.reshape(builder.to_row_major(name), (rows, width)) for name, width in zip(sides, widths, strict=False)
+            builder.reshape(builder.to_row_major(name), (rows, width))
+            for name, width in zip(sides, widths, strict=False)
         ]
     if found.dynamic is not None:
         inputs[1:1] = [builder.reshape(builder.to_row_major(name), (1,)) for name in found.dynamic]
