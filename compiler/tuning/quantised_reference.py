@@ -61,11 +61,11 @@ def quantise(value: Array, quantum: Array, dtype: str) -> Array:
     """As QuantizeLinear does. quantum: scale and zero point."""
     info = np.iinfo(dtype)
     steps = np.rint(value.astype(np.float64) / quantum[0]) + quantum[1]
-    return np.clip(steps, info.min, info.max).astype(dtype)
+    return np.asarray(np.clip(steps, info.min, info.max), dtype)
 
 
 def dequantise(value: Array, quantum: Array) -> Array:
-    return (value.astype(np.float64) - quantum[1]) * quantum[0]
+    return np.asarray((value.astype(np.float64) - quantum[1]) * quantum[0])
 
 
 def windows(x: Array, window: Window, size: tuple[int, ...]) -> Array:

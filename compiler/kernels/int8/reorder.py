@@ -51,7 +51,8 @@ def _changed(value: Expr, numbers: Any, dtypes: tuple[str, str], count: int) -> 
         steps = T.cast(T.cast(value, f"int32{wide}"), f"float32{wide}")
         return (steps - broadcast(numbers[PADDING], count)) * broadcast(numbers[PADDING + 1], count)
     if source == "float32":
-        rounded = round_within(value, *(broadcast(numbers[OUTPUT + i], count) for i in range(3)), count=count)
+        inverse, low, high = (broadcast(numbers[OUTPUT + i], count) for i in range(3))
+        rounded = round_within(value, inverse, low, high, count)
         return T.cast(T.cast(rounded + broadcast(numbers[OUTPUT + 3], count), f"int32{wide}"), f"{target}{wide}")
     return value
 
