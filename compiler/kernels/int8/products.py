@@ -180,7 +180,7 @@ class _ProductCode:
         for r in range(count):
             for c in range(columns):
                 T.buffer_store(self.finished, sums[r * columns + c], [r, ramp(c * LANES)])
-        # A loop: unrolled, the epilogue would be most of the code, and of the time that it takes to compile.
+        # A loop: unrolled, the epilogue would stand in the code once for each vector of the tile.
         with T.grid(count, columns) as (r, c):
             column = T.bind(panel * self.panel + c * LANES)
             with when(column < self.width):
