@@ -16,6 +16,9 @@ from veltair.compiler.kernels.feature_maps.layout_transform import ChannelsLast,
 from veltair.compiler.kernels.feature_maps.pool import GlobalAveragePool, Pool2d
 from veltair.compiler.kernels.feature_maps.squeeze_excite import SqueezeExcite
 from veltair.compiler.kernels.generic.generic import Generic
+from veltair.compiler.kernels.int8.channel_windows import QuantisedDepthwise, QuantisedMaxPool
+from veltair.compiler.kernels.int8.products import QuantisedProduct
+from veltair.compiler.kernels.int8.reorder import QuantisedReorder
 from veltair.compiler.kernels.matmul.batched_matmul import BatchedMatmul
 from veltair.compiler.kernels.matmul.batched_matmul_bf16 import BatchedMatmulBf16
 from veltair.compiler.kernels.matmul.matmul import Matmul
@@ -38,6 +41,11 @@ SPACES: dict[str, Space] = {
     "depthwise_conv2d": DepthwiseConv2d(),
     "matmul": Matmul(),
     "matmul_bf16": MatmulBf16(),
+    "matmul_int8": QuantisedProduct(),
+    "conv2d_int8": QuantisedProduct(),
+    "depthwise_int8": QuantisedDepthwise(),
+    "max_pool_int8": QuantisedMaxPool(),
+    **dict.fromkeys(("quantise", "dequantise", "reorder"), QuantisedReorder()),
     "batched_matmul": BatchedMatmul(),
     "batched_matmul_bf16": BatchedMatmulBf16(),
     "attention": Attention(),

@@ -41,6 +41,7 @@ from veltair.compiler.tuning import code_versions
 from veltair.compiler.tuning.code_versions import TunedVersion
 from veltair.compiler.tuning.frontier import Candidate
 from veltair.compiler.tuning.kernel_cache import KernelCache
+from veltair.compiler.tuning.quantised_reference import quantised_tolerance
 from veltair.compiler.tuning.search import search
 from veltair.compiler.tuning.setting import Setting
 from veltair.machine.environment import describe_environment, flat_facts
@@ -201,7 +202,7 @@ def write_manifest(compilation: Compilation) -> None:
         schema=SCHEMA,
         model=c.name,
         precision="bf16" if c.precision == "bf16" else "fp32",
-        tolerance=TOLERANCE[c.precision] + TABLE_TOLERANCE[c.storage.storage],
+        tolerance=max(TOLERANCE[c.precision], quantised_tolerance(graph.layers)) + TABLE_TOLERANCE[c.storage.storage],
         qos_ns=c.qos_ns,
         target={k: v if isinstance(v, int | str) else ",".join(v) for k, v in c.setting.target.items()},
         features=tuple(sorted(c.isa)),
@@ -229,9 +230,8 @@ def write_manifest(compilation: Compilation) -> None:
 
 def keep_answer(compilation: Compilation) -> None:
     """Run the model once in each version, keep its answer in the manifest, and read it back as its users will."""
-    c = compilation
-    store_answer(c.draft)
-    c.artifact = load_artifact(c.draft)  # an artifact that a reader would refuse is not published
+    store_answer(compilation.draft)
+    compilation.artifact = load_artifact(compilation.draft)  # an artifact that a reader would refuse is not published
 
 
 LoweringPhase: TypeAlias = Callable[[Lowering], None]

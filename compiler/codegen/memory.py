@@ -48,7 +48,7 @@ def masked_store(buffer: Any, value: Expr, *index: Expr, width: int) -> None:
 
 def _llvm_type(buffer: Any) -> str:
     """LLVM's name of a vector of the buffer's elements."""
-    return f"v{LANES}" + {"float32": "f32", "uint16": "i16"}[str(buffer.dtype)]
+    return f"v{LANES}" + {"float32": "f32", "uint16": "i16", "uint8": "i8", "int8": "i8"}[str(buffer.dtype)]
 
 
 def prefetch(element: Expr, level: int = 2) -> None:

@@ -38,6 +38,7 @@ NodeImporter: TypeAlias = Callable[
 ]
 
 NO_PARAMETERS = LayerParameters()
+EIGHT_BITS = frozenset({"uint8", "int8"})
 
 
 class GraphBuilder:
@@ -109,7 +110,7 @@ class GraphBuilder:
     def to_blocked(self, name: str, block: int | None = None) -> Activation:
         """The tensor in blocks; converted by a layer of its own where it is row-major."""
         tensor = self.tensor(name)
-        if tensor.block:
+        if tensor.block and tensor.dtype not in EIGHT_BITS:
             return tensor
         block = block or self._view.block
         twin = f"{name}/blocked{block}"
@@ -136,20 +137,19 @@ class GraphBuilder:
 
     def to_row_major(self, name: str) -> Activation:
         """The tensor row-major and of its ONNX type, under its own name if it was made so."""
-        tensor = self.tensor(name)
-        values = self._view.values
+        tensor, values = self.tensor(name), self._view.values
         wide = tensor.dtype != "uint16" or (name in values and values[name].dtype == "uint16")
         if not tensor.block and wide:
             return tensor
-        # The row-major twin of a model's output is the output itself.
-        twin = name if name in self._view.output_names else f"{name}/plain"
+        twin = name if name in self._view.output_names else f"{name}/plain"  # that of an output is the output itself
         if twin == name:
             moved = f"{name}/blocked"
             self.rename(name, moved)
             tensor = self._tensors[moved]
         if twin not in self._tensors:
-            plain = Activation(twin, "float32", tensor.shape)
-            self.emit(twin, "to_plain" if tensor.block else "cast", [tensor], [plain])
+            steps = tensor.dtype in EIGHT_BITS  # with their channels last
+            plain = Activation(twin, tensor.dtype if steps else "float32", tensor.shape)
+            self.emit(twin, "reorder" if steps else "to_plain" if tensor.block else "cast", [tensor], [plain])
         return self._tensors[twin]
 
     def reshape(self, tensor: Activation, shape: tuple[int, ...]) -> Activation:

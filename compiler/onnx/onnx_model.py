@@ -21,6 +21,7 @@ from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_ta
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
+from veltair.compiler.onnx.quantised_nodes import QuantisedConstant, find_quantised, separate_quantisation
 from veltair.compiler.onnx.quantised_tables import extract_quantised_tables
 from veltair.compiler.onnx.recurrent_layout import put_steps_first
 from veltair.compiler.onnx.shape_inference import infer_shapes
@@ -70,6 +71,7 @@ class OnnxModel:
     mergeable: bool = True  # whether queries of different clients may share a batch (`shape_folding`)
     other_opsets: Mapping[str, int] = field(default_factory=dict)  # of the domains RUN_ELSEWHERE, by domain
     sized: Mapping[str, Port] = field(default_factory=dict)  # outputs whose extents values decide, as clients see them
+    quantised: Mapping[str, QuantisedConstant] = field(default_factory=dict)  # initializers that were 8-bit integers
 
     @property
     def stated_qos_ns(self) -> int:
@@ -112,6 +114,8 @@ def load_model(
         simple, constants = simplify_model(proto, path, Path(folder))
         _check_sizes(simple, limit, held, path)
         _name_nodes(simple)
+        separate_quantisation(simple.graph, constants)
+        quantised = find_quantised(simple.graph, constants)
         _check_operators(simple, domains, path)
         folded = fold_shapes(
             simple, constants | tables, dynamic, limit, path, fallback=fallback, output_room=output_room
@@ -133,7 +137,7 @@ def load_model(
             raise ModelError(f"{path}: tensor {spec.name!r} has shape {spec.shape}; expected the batch alone to vary")
     opset = next(o.version for o in simple.opset_import if o.domain in STANDARD)
     others = {o.domain: o.version for o in simple.opset_import if o.domain in RUN_ELSEWHERE}
-    own = limit, metadata, columns, folded.mergeable, others, folded.sized
+    own = limit, metadata, columns, folded.mergeable, others, folded.sized, quantised
     return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, *own)
 
 

@@ -18,6 +18,10 @@ from veltair.compiler.patterns.constant_rows import constant_rows
 from veltair.compiler.patterns.elementwise import elementwise
 from veltair.compiler.patterns.layer_norm import layer_norm
 from veltair.compiler.patterns.matmul import matmul
+from veltair.compiler.patterns.quantised.boundaries import dequantise, quantise
+from veltair.compiler.patterns.quantised.find import find_quantised_layers
+from veltair.compiler.patterns.quantised.pools import max_pool
+from veltair.compiler.patterns.quantised.products import quantised_product
 from veltair.compiler.patterns.recommendation.embedding_bags import embedding_bag
 from veltair.compiler.patterns.recommendation.lookups import find_lookups, lookups
 from veltair.compiler.patterns.recommendation.sums import find_sums, sums
@@ -37,8 +41,10 @@ Finder: TypeAlias = Callable[[ModelView], Matches]
 
 # The first pattern of an operator that takes a node has it.
 PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
+    "QuantizeLinear": (max_pool, quantise),
+    "DequantizeLinear": (dequantise,),
     "Conv": (conv,),
-    "MaxPool": (pool,),
+    "MaxPool": (max_pool, pool),
     "AveragePool": (pool,),
     "GlobalAveragePool": (squeeze_excite, global_pool),
     "ReduceMean": (sums, lookups, squeeze_excite, global_pool),
@@ -69,6 +75,7 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
 
 # Searches for groups of nodes that are one layer. Each gets the matches of those before it.
 FINDERS: tuple[Finder, ...] = (
+    find_quantised_layers,
     find_recurrences,
     find_sums,
     find_lookups,
@@ -96,7 +103,7 @@ def lower_nodes(view: ModelView, builder: GraphBuilder, refused: dict[str, str] 
         if builder.is_taken(node):
             continue
         try:
-            if any(pattern(node, view, builder) for pattern in PATTERNS.get(node.op_type, ())):
+            if any(pattern(node, view, builder) for pattern in (quantised_product, *PATTERNS.get(node.op_type, ()))):
                 continue
         except ModelError as error:
             if refused is None:

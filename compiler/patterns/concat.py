@@ -29,6 +29,8 @@ def concat(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool
     if attribute(node, "axis", 0) % rank != 1 or not all(map(builder.is_made, node.input)):
         return False
     pieces = [builder.tensors[name] for name in node.input]
+    if any(piece.block and piece.dtype != view.dtype for piece in pieces):  # steps, with their channels last
+        return False
     if rank == 4 and any(piece.block for piece in pieces):
         return _concat_channels(node, view, builder)
     return _place_rows(node, view, builder, pieces)

@@ -25,8 +25,10 @@ def elementwise(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) ->
     These are nodes that no epilogue takes: they follow no layer of ours, or their input has other readers.
     """
     tensors = [name for name in node.input if name and name not in view.constants]
-    in_blocks = (builder.is_made(n) and builder.tensors[n].block == view.block for n in tensors)
-    if not tensors or not all(in_blocks):
+    kind = view.block, view.dtype
+    if not tensors or not all(
+        builder.is_made(n) and (builder.tensors[n].block, builder.tensors[n].dtype) == kind for n in tensors
+    ):
         return False
     found = _match_sum_or_product(node, tensors, view) or _match_activation(node, view) or _match_affine(node, view)
     if found is None:

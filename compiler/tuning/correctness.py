@@ -13,6 +13,7 @@ from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.timing.measure import Bounds, Meter, interior_slices, result_operands
 from veltair.compiler.timing.measuring_messages import InlineTensor, Operand
 from veltair.compiler.tuning.layer_reference import pack_activation, reference_outputs, unpack_activation
+from veltair.compiler.tuning.quantised_reference import QUANTISED_REFERENCES, steps_allowed
 from veltair.profiles.artifact.expected_answer import HUGE
 from veltair.profiles.artifact.manifest import shape_at
 
@@ -62,7 +63,9 @@ class ReferenceCheck:
         rng = np.random.default_rng(seed)
         self.spec, self.batch = spec, batch
         together = spec.parameters.draw_inputs(batch, rng)
-        self._inputs = [_draw(t, batch, bounds, rng) for t in spec.inputs] if together is None else together
+        steps = spec.op in QUANTISED_REFERENCES  # integers are steps of a quantised tensor: all of them occur
+        drawn = [_draw(t, batch, bounds, rng, quantised=steps) for t in spec.inputs] if together is None else together
+        self._inputs = drawn
         self._expected = reference_outputs(spec, self._inputs, batch)
 
     def find_fault(self, meter: Meter, library: Path, symbol: str, weights: Sequence[Operand], cores: int) -> str:
@@ -79,6 +82,8 @@ class ReferenceCheck:
         for tensor, found, expected in zip(self.spec.outputs, results, self._expected or results, strict=True):
             _, error = largest_errors(unpack_activation(tensor, found), unpack_activation(tensor, expected))
             limit = self._tolerance if tensor.dtype in ("float32", "uint16") else 0.0  # integers are exact
+            if self.spec.op in QUANTISED_REFERENCES and tensor.dtype in ("uint8", "int8"):
+                limit = steps_allowed(self.spec) / max(float(np.abs(expected.astype(np.float64)).max(initial=0)), 1.0)
             where = f"{tensor.name} at batch {self.batch} on {cores} cores"
             if not error <= limit:
                 return f"{where}: off by {error:.2g} of its largest value, more than {limit:g}"
@@ -89,7 +94,9 @@ class ReferenceCheck:
         return ""
 
 
-def _draw(tensor: Activation, batch: int, bounds: Bounds, rng: np.random.Generator) -> NDArray[Any]:
+def _draw(
+    tensor: Activation, batch: int, bounds: Bounds, rng: np.random.Generator, *, quantised: bool = False
+) -> NDArray[Any]:
     """A random physical tensor: halos and the padding channels are zeros."""
     shape = shape_at(tensor.shape, batch)
     kind = np.dtype(tensor.dtype).kind
@@ -97,5 +104,6 @@ def _draw(tensor: Activation, batch: int, bounds: Bounds, rng: np.random.Generat
         return pack_activation(tensor, rng.standard_normal(shape).astype(np.float32))
     if kind == "b":
         return pack_activation(tensor, rng.integers(0, 2, shape).astype(bool))
-    low, high = bounds.get(tensor.name, (0, 0))
+    every = (np.iinfo(tensor.dtype).min, np.iinfo(tensor.dtype).max) if quantised else (0, 0)
+    low, high = bounds.get(tensor.name, every)
     return pack_activation(tensor, rng.integers(low, high, shape, endpoint=True).astype(tensor.dtype))

@@ -20,6 +20,7 @@ from veltair.compiler.graph.parameters.vision import (
     SqueezeExciteParameters,
 )
 from veltair.compiler.stitch.evaluate import reference_stitched
+from veltair.compiler.tuning.quantised_reference import QUANTISED_REFERENCES
 from veltair.compiler.tuning.reference_arithmetic import (
     apply_activation,
     bf16_to_float32,
@@ -78,6 +79,8 @@ def pack_activation(tensor: Activation, value: Array) -> Array:
 def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
     if spec.op in ROW_REFERENCES:
         return ROW_REFERENCES[spec.op](spec, x)
+    if spec.op in QUANTISED_REFERENCES:
+        return QUANTISED_REFERENCES[spec.op](spec, x)
     if spec.op == "columns":
         return [columns.reference_layer(spec, x)]
     if spec.op in ("conv2d", "conv2d_bf16", "depthwise_conv2d"):

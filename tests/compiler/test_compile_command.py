@@ -75,7 +75,10 @@ def test_an_artifact_asks_for_what_its_code_needs(isa: str, tmp_path: Path, told
         (["--max-batch", "0"], "--max-batch: expected 1 or more"),
         (["--qos-ms", "0"], "--qos-ms: expected a positive number"),
         (["--qos-ms", "nan"], "--qos-ms: expected a positive number"),
-        (["--isa", "avx3"], "isa: expected one of avx2, avx512, avx512_bf16, amx, found 'avx3'; this CPU has"),
+        (
+            ["--isa", "avx3"],
+            "isa: expected one of avx2, avx512, avx512_vnni, avx512_bf16, amx, found 'avx3'; this CPU has",
+        ),
         (
             ["--isa", "avx2", "--precision", "bf16"],
             "bf16 needs AVX-512-bf16 or AMX (avx512_bf16, amx_bf16), isa avx2 has",

@@ -23,7 +23,7 @@ from veltair.commands import refuse_to_overwrite
 from veltair.errors import ConfigError
 from veltair.machine.isa import ISAS
 from veltair.profiles.artifact.artifact_folder import Artifact
-from veltair.profiles.artifact.manifest import ONNX_LAYER, LevelSource, Storage
+from veltair.profiles.artifact.manifest import ONNX_LAYER, LevelSource, Manifest, Storage
 from veltair.profiles.artifact.summary import fastest_alone_ns
 from veltair.profiles.cache.cache_folder import CacheFolder, cache_path
 from veltair.terminal import ProgressLines, result_console
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from veltair.compiler.tuning.kernel_cache import CacheCounts
 
 LEVELS: Mapping[str, LevelSource] = {"measured": "measured", "model": "modelled"}
+INT8_PRODUCTS = frozenset({"matmul_int8", "conv2d_int8", "depthwise_int8"})
 SHOWN_FALLBACK = 4  # layers that are left to ONNX Runtime, of many the first
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
@@ -191,6 +192,8 @@ def decisions(args: argparse.Namespace, artifact: Artifact) -> Iterator[str]:
             )
         else:
             yield "It computes in float32: bfloat16 is not faster on this CPU."
+    if integer := _int8_layers(manifest):
+        yield f"{integer} of {len(manifest.layers)} layers multiply 8-bit integers; `veltair inspect` names them."
     fallback = [layer for layer in manifest.layers if layer.op == ONNX_LAYER]
     for layer in fallback[:SHOWN_FALLBACK]:
         yield f"{layer.name} is left to {layer.note}."
@@ -200,6 +203,10 @@ def decisions(args: argparse.Namespace, artifact: Artifact) -> Iterator[str]:
         yield f"Its target, {manifest.qos_ns / 1e6:g} ms, is the file's or three times what it takes; --qos-ms sets it."
     origins = Counter(version.origin or "unknown" for layer in manifest.layers for version in layer.versions)
     yield f"Code versions by where they come from: {', '.join(f'{n} {origin}' for origin, n in origins.most_common())}."
+
+
+def _int8_layers(manifest: Manifest) -> int:
+    return sum(layer.op in INT8_PRODUCTS for layer in manifest.layers)
 
 
 def reused(counts: CacheCounts) -> str:
@@ -231,6 +238,7 @@ def summary(artifact: Artifact) -> dict[str, str | int | float]:
         "layers": len(manifest.layers),
         "versions": sum(len(layer.versions) for layer in manifest.layers),
         "max_batch": manifest.max_batch,
+        "int8_layers": _int8_layers(manifest),
         "onnxruntime_layers": sum(layer.op == ONNX_LAYER for layer in manifest.layers),
         "levels": len(manifest.levels),
         "levels_modelled": manifest.level_sources.count("modelled"),

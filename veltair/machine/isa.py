@@ -27,7 +27,8 @@ CPU_FEATURES: Mapping[str, frozenset[str]] = {
 ISAS: Mapping[str, frozenset[str]] = {
     "avx2": frozenset({"avx2"}),
     "avx512": frozenset({"avx2", "avx512"}),
-    "avx512_bf16": frozenset({"avx2", "avx512", "avx512_bf16"}),
+    "avx512_vnni": frozenset({"avx2", "avx512", "avx512_vnni"}),
+    "avx512_bf16": frozenset({"avx2", "avx512", "avx512_vnni", "avx512_bf16"}),  # no CPU is known without VNNI
     "amx": frozenset(CPU_FEATURES),
 }
 

@@ -94,7 +94,8 @@ def fold_shapes(
     folded = FoldedGraph(nodes, folding.constants, values, tuple(output.name for output in proto.graph.output), sized)
     # Whether rows of what is joined mix, nobody knows.
     apart = keep_apart(nodes, outputs, folded.values, folded.constants, path)
-    folded.mergeable = apart and not any(map(is_opaque, nodes))
+    # A scale that is worked out from all of a batch would make an answer depend on others' queries.
+    folded.mergeable = apart and not any(is_opaque(n) or n.op_type == "DynamicQuantizeLinear" for n in nodes)
     return folded
 
 

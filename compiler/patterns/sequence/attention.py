@@ -273,6 +273,8 @@ def _match_projections(
         product = view.makers.get(next((i for i in add.input if i != bias), ""))
         if not bias or product is None or product.op_type != "MatMul" or product.input[1] not in view.constants:
             return ()
+        if any(view.matches.is_inner(node) or view.matches.has(node) for node in (product, add)):  # of integers
+            return ()
         width = view.shape_of(name)[-1]
         if view.only_user(product.output[0]) is None or view.constants[bias].size != width:
             return ()

@@ -53,11 +53,15 @@ def branch(op: str) -> onnx.GraphProto:
 
 
 def quantised() -> tuple[Nodes, dict[str, NDArray[Any]]]:
-    constants = {"scale": np.float32(0.02), "zero": np.uint8(128), "q": np.arange(48, dtype=np.uint8).reshape(6, 8)}
+    constants = {
+        "scale": np.float32(0.02),
+        "zero": np.uint8(128),
+        "q": np.arange(4, dtype=np.uint8).reshape(1, 1, 2, 2),
+    }
     nodes = [
         node("QuantizeLinear", ["x", "scale", "zero"], ["xq"]),
-        node("QLinearMatMul", ["xq", "scale", "zero", "q", "scale", "zero", "scale", "zero"], ["yq"]),
-        node("DequantizeLinear", ["yq", "scale", "zero"], ["y"]),
+        node("ConvInteger", ["xq", "q", "zero", "zero"], ["yq"]),
+        node("Cast", ["yq"], ["y"], to=FLOAT),
     ]
     return nodes, {name: np.asarray(value) for name, value in constants.items()}
 
@@ -120,7 +124,12 @@ CASES: dict[str, tuple[Nodes, list[Any], list[Any], dict[str, NDArray[Any]]]] = 
         ["n", 1],
         {},
     ),
-    "quantised products": (quantised()[0], ["n", 6], ["n", 8], quantised()[1]),
+    "a convolution whose sums are left as integers": (
+        quantised()[0],
+        ["n", 1, 4, 4],
+        ["n", 1, 3, 3],
+        quantised()[1],
+    ),
     "a cell that our kernels refuse": (
         [
             node("Reshape", ["x", "to"], ["x3"]),

@@ -1,0 +1,86 @@
+"""Parameters of the layers on 8-bit integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from veltair.compiler.graph.parameters.base import LayerParameters
+
+
+class Addend(StrEnum):
+    """What is added to a product behind its own bias and activation."""
+
+    NONE = "none"
+    BIAS = "bias"  # one number a column, the weight "added"
+    RESIDUAL = "residual"  # the last input, quantised
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Where the taps of a convolution lie.
+
+    >>> Window((3, 3), (1, 1), (1, 1), (1, 1, 1, 1)).is_point
+    False
+    """
+
+    kernel: tuple[int, int]  # rows, columns
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    pads: tuple[int, ...]  # top, left, bottom, right
+
+    @property
+    def is_point(self) -> bool:
+        """Whether every output is made of the input at the same place."""
+        return (self.kernel, self.strides) == ((1, 1), (1, 1)) and not any(self.pads)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedProductParameters(LayerParameters):
+    """Parameters of "matmul_int8", "conv2d_int8" and "depthwise_int8".
+
+    last(quantise(first(scale * (x @ weight) + bias)) + addend), quantised where the output is of 8 bits. Scales and
+    zero points are weights, so that layers of one shape share their code.
+
+    >>> QuantisedProductParameters("relu").terms()
+    {'first': 'relu'}
+    """
+
+    first: str  # activation behind the bias, as `codegen.activation.apply_activation` names it
+    window: Window | None = None  # of a convolution
+    addend: Addend = Addend.NONE
+    between: str = ""  # the type that the result is rounded to before the addend; empty: it is not
+    last: str = "none"  # activation behind the addend
+    dynamic: bool = False  # the second and third input are scale and zero point of the first
+
+    @property
+    def note(self) -> str:
+        return "8-bit integers"
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedPoolParameters(LayerParameters):
+    """Parameters of "max_pool_int8": the greatest of a window, over taps inside the image.
+
+    >>> QuantisedPoolParameters(Window((2, 2), (2, 2), (1, 1), (0, 0, 0, 0))).note
+    '8-bit integers'
+    """
+
+    window: Window
+
+    @property
+    def note(self) -> str:
+        return "8-bit integers"
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderParameters(LayerParameters):
+    """Parameters of "quantise", "dequantise" and "reorder", which stand where 8-bit integers begin and end.
+
+    >>> ReorderParameters().terms()
+    {}
+    """
+
+    @property
+    def note(self) -> str:
+        return "8-bit integers"

@@ -1,0 +1,194 @@
+"""Products and convolutions of 8-bit integers: register tiles of rows by vectors of 16 columns, sums in int32.
+
+Weights lie in panels, four neighbours of the reduction in one int32. A convolution that is more than a product at every
+place copies the windows of a task's outputs to rows first (`window_rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.int8_dot_product import QUAD, add_quads, broadcast_quad, import_int8_dot
+from veltair.compiler.codegen.memory import allocate_scratch
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.row_lanes import flatten_to_rows
+from veltair.compiler.codegen.vectors import LANES, Expr, ramp
+from veltair.compiler.codegen.weight_packing import pad_axis
+from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.quantised import Addend, QuantisedProductParameters
+from veltair.compiler.kernels.int8.epilogue import PADDING, QuantisedEpilogue, epilogue_weights, quantum
+from veltair.compiler.kernels.int8.window_rows import copy_windows
+
+# Register tiles (columns in vectors, rows); with AVX2 a vector takes two registers, and widened weights two more.
+AVX512_TILES = ((4, 6), (2, 12), (2, 6), (4, 4), (1, 12), (4, 1), (1, 6), (2, 1), (1, 1))
+AVX2_TILES = ((1, 4), (1, 2), (2, 1), (1, 1))
+MOST_SCRATCH = 1 << 18  # bytes of the windows of a task: they stay in L2
+
+
+def rows_and_width(tensor: Activation) -> tuple[int, int]:
+    """A tensor as rows of its last axis in memory; rows may depend on the batch."""
+    shape = tensor.physical
+    return prod(shape[:-1]), shape[-1]
+
+
+class QuantisedProduct:
+    """inputs: x (M, K) uint8 or int8[, scale (), zero point ()][, residual (M, N)]; output (M, N) of 8 bits or fp32.
+
+    Of "conv2d_int8" x, residual and output are (N, C, H, W) in one block of all channels. weights: weight (K, N) int8,
+    K over rows and columns of the window and then channels; scale, bias[, added] (N); input, output, between, residual:
+    scale and zero point. Parameters: `QuantisedProductParameters`.
+
+    >>> x, y = Activation("x", "uint8", (-1, 64)), Activation("y", "uint8", (-1, 32))
+    >>> spec = LayerSpec("d", "matmul_int8", (x,), (y,), {}, 0, 8, QuantisedProductParameters("relu"))
+    >>> QuantisedProduct().points(spec, frozenset({"avx2", "avx512"}))[0]
+    {'columns': 2, 'rows': 6, 'tall': 1, 'panels': 1}
+    """
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        rows, width = rows_and_width(spec.outputs[0])
+        rows, vectors = spec.most(rows), -(-width // LANES)
+        window = spec.parameters_as(QuantisedProductParameters).window
+        gathered = window is not None and not window.is_point
+        depth = prod(window.kernel) * spec.inputs[0].shape[1] if window else 0
+        found: list[Point] = []
+        for columns, tile in AVX512_TILES if "avx512" in features else AVX2_TILES:
+            if tile > max(rows, 1) or columns > vectors:
+                continue
+            panels = -(-vectors // columns)
+            for tall in (4, 1, 16):
+                if tall > 1 and (tile * tall >= 2 * rows or (gathered and tile * tall * depth > MOST_SCRATCH)):
+                    continue
+                for taken in sorted({panels, -(-panels // 2)}, reverse=True) if gathered else (1,):
+                    found.append({"columns": columns, "rows": tile, "tall": tall, "panels": taken})
+        return found or [{"columns": 1, "rows": 1, "tall": 1, "panels": 1}]
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        columns, rows, tall, panels = (int(point[name]) for name in ("columns", "rows", "tall", "panels"))
+        panel, step = columns * LANES, rows * tall
+        packed, start = pack_quads(spec, panel)
+        weights = [packed, start, *epilogue_weights(spec, panel)]
+
+        def body(*buffers: Any) -> None:
+            with import_int8_dot(features):
+                _ProductCode(spec, point, buffers, len(packed)).emit()
+
+        function = build_prim_func([*spec.inputs, *weights, spec.outputs[0]], body)
+        depth, most = len(spec.weights["weight"]), spec.most(rows_and_width(spec.outputs[0])[0])
+        block_size = packed[0].nbytes + min(step, most) * (depth + panel * panels)
+        parallelism = -(-len(packed) // panels) * -(-most // step) * rows * columns
+        return Kernel(function, tuple(weights), block_size, parallelism)
+
+
+def pack_quads(spec: LayerSpec, panel: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Weights (panels, K / 4, panel) of four bytes each, and what the sums start from: the zero point's share, negated.
+
+    A dynamic layer learns the zero point when it runs: its sums start from minus the weights' sums times that.
+    """
+    weight = pad_axis(pad_axis(spec.weights["weight"], 0, QUAD), 1, panel)
+    quads = weight.reshape(len(weight) // QUAD, QUAD, -1, panel).transpose(2, 0, 3, 1)
+    packed = np.ascontiguousarray(quads).view(np.int32)[..., 0]
+    sums = -weight.astype(np.int64).sum(0)
+    if not spec.parameters_as(QuantisedProductParameters).dynamic:
+        sums *= quantum(spec, "input")[1] + (128 if spec.inputs[0].dtype == "int8" else 0)
+    return packed, sums.astype(np.int32)
+
+
+class _ProductCode:
+    def __init__(self, spec: LayerSpec, point: Point, buffers: Sequence[Any], panels: int) -> None:
+        self.spec, self.parameters = spec, spec.parameters_as(QuantisedProductParameters)
+        self.columns, self.rows = int(point["columns"]), int(point["rows"])
+        self.step, self.taken = self.rows * int(point["tall"]), int(point["panels"])
+        self.panel, self.panels = self.columns * LANES, panels
+        self.depth = len(spec.weights["weight"])
+        x, y, self.width = buffers[0], buffers[-1], spec.outputs[0].physical[-1]
+        count = len(spec.inputs)
+        self.W, self.start, *rest = buffers[count:-1]
+        self.numbers = rest[-1]
+        self.window = self.parameters.window
+        self.gathered = self.window is not None and not self.window.is_point
+        self.X = x if len(x.shape) == 2 else flatten_to_rows(x, int(x.shape[-1]))
+        self.source = T.decl_buffer([prod(x.shape)], x.dtype, data=x.data) if self.gathered else None
+        output = y if len(y.shape) == 2 else flatten_to_rows(y, self.width)
+        self.total = output.shape[0]
+        residual = None
+        if self.parameters.addend is Addend.RESIDUAL:
+            side = buffers[count - 1]
+            residual = side if len(side.shape) == 2 else flatten_to_rows(side, self.width)
+        self.zero = buffers[2] if self.parameters.dynamic else None
+        scale = buffers[1] if self.parameters.dynamic else None
+        self.epilogue = QuantisedEpilogue(output, residual, rest, scale, self.parameters, self.width)
+
+    def emit(self) -> None:
+        total, step = self.total, self.step
+        groups, chunks = -(-self.panels // self.taken), T.ceildiv(total, step)
+        with T.parallel(0, groups * chunks) as task:
+            self.sums = T.alloc_buffer((self.rows * self.columns,), "int32x16", scope="local")
+            self.finished = allocate_scratch((self.rows, self.panel), "int32")
+            group, chunk = T.bind(task // chunks), T.bind(task % chunks)
+            first = T.bind(chunk * step)
+            count = T.bind(T.min(step, total - first))
+            source, begin = self.X, first
+            if self.gathered:
+                assert self.window is not None
+                source, begin = self._gather(first, count), T.int32(0)
+            taken = self.taken if self.panels % self.taken == 0 else T.min(self.taken, self.panels - group * self.taken)
+            with T.serial(0, taken) as p:
+                panel = T.bind(group * self.taken + p)
+                with T.serial(0, count // self.rows) as t:
+                    self._tile(source, begin, panel, first, t * self.rows, self.rows)
+                if self.rows > 1:
+                    with T.serial(0, count % self.rows) as r:
+                        self._tile(source, begin, panel, first, count - count % self.rows + r, 1)
+
+    def _gather(self, first: Expr, count: Expr) -> Any:
+        assert self.window is not None
+        x, y = self.spec.inputs[0], self.spec.outputs[0]
+        rows = allocate_scratch((self.step, -(-self.depth // QUAD) * QUAD), x.dtype)
+        padding = T.bind(T.cast(T.cast(self.numbers[PADDING], "int32"), x.dtype))
+        copy_windows(self.source, rows, padding, (x, y), self.window, first, count)
+        return rows
+
+    def _tile(self, source: Any, begin: Expr, panel: Expr, first: Expr, row: Expr, count: int) -> None:
+        """`count` rows, from `row` of the task on, times the panel."""
+        sums, columns = self.sums, self.columns
+        for c in range(columns):
+            start = T.bind(self._start(panel, c))
+            for r in range(count):
+                T.buffer_store(sums, start, [r * columns + c])
+
+        def step(k: Expr, size: int) -> None:
+            weights = [T.bind(self.W[panel, k, ramp(c * LANES)]) for c in range(columns)]
+            for r in range(count):
+                value = T.bind(broadcast_quad(source, begin + row + r, k * QUAD, count=size))
+                for c in range(columns):
+                    at = r * columns + c
+                    T.buffer_store(sums, add_quads(sums[at], value, weights[c]), [at])
+
+        whole = -(-self.depth // QUAD) if self.gathered else self.depth // QUAD
+        if whole:
+            with T.serial(0, whole) as k:
+                step(k, QUAD)
+        if not self.gathered and self.depth % QUAD:
+            step(T.int32(whole), self.depth % QUAD)
+        for r in range(count):
+            for c in range(columns):
+                T.buffer_store(self.finished, sums[r * columns + c], [r, ramp(c * LANES)])
+        # A loop: unrolled, the epilogue would stand in the code once for each vector of the tile.
+        with T.grid(count, columns) as (r, c):
+            column = T.bind(panel * self.panel + c * LANES)
+            with when(column < self.width):
+                self.epilogue.store(T.bind(self.finished[r, ramp(c * LANES)]), first + row + r, column)
+
+    def _start(self, panel: Expr, c: int) -> Expr:
+        start = self.start[ramp(panel * self.panel + c * LANES)]
+        if self.zero is None:
+            return start
+        shift = 128 if self.spec.inputs[0].dtype == "int8" else 0
+        return start * T.broadcast(T.cast(self.zero[0], "int32") + shift, LANES)

@@ -1,0 +1,86 @@
+"""Copies what a convolution reads for some outputs to rows, one a output: then it is a product of matrices.
+
+Inputs lie with their channels last, so a row of taps is one stretch of memory. Taps beside the image are the input's
+zero point.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.codegen.vectors import Expr
+from veltair.compiler.graph.layer_spec import Activation
+from veltair.compiler.graph.parameters.quantised import Window
+
+_WIDEST = 32  # bytes that one step copies
+
+
+def copy_windows(
+    source: Any, rows: Any, padding: Expr, tensors: tuple[Activation, Activation], window: Window, first: Expr, to: Expr
+) -> None:
+    """Copy the windows of `to` outputs, counted over images, rows and columns, from the `first` on.
+
+    source: the input's memory in one dimension. rows: (outputs, taps x channels) at least.
+    """
+    x, y = tensors
+    (_, channels, height, width), (_, _, out_height, out_width) = x.shape, y.shape
+    (kh, kw), (sh, sw), (dh, dw) = window.kernel, window.strides, window.dilations
+    top, left = window.pads[:2]
+    with T.serial(0, to) as r:
+        place = T.bind(first + r)
+        image = T.bind(place // (out_height * out_width))
+        y0 = T.bind(place // out_width % out_height * sh - top)
+        x0 = T.bind(place % out_width * sw - left)
+        with T.serial(0, kh) as u:
+            row = T.bind(y0 + u * dh)
+            begin = T.bind((image * height + row) * width * channels)
+            target = T.bind(u * (kw * channels))
+            inside = T.And(row >= 0, row < height)
+
+            def tap(v: Expr) -> None:
+                column = T.bind(x0 + v * dw)
+                here = T.And(inside, T.And(column >= 0, column < width))
+                with T.If(here):
+                    with T.Then():
+                        _copy(source, begin + column * channels, rows, r, target + v * channels, channels)
+                    with T.Else():
+                        _fill(padding, rows, r, target + v * channels, channels)
+
+            if kw == 1 or dw > 1:
+                with T.serial(0, kw) as v:
+                    tap(v)
+            else:
+                with T.If(T.And(inside, T.And(x0 >= 0, x0 + kw <= width))):
+                    with T.Then():
+                        _copy(source, begin + x0 * channels, rows, r, target, kw * channels)
+                    with T.Else(), T.serial(0, kw) as v:
+                        tap(v)
+
+
+def _copy(source: Any, begin: Expr, rows: Any, row: Expr, target: Expr, count: int) -> None:
+    for first, size in _steps(count):
+        T.buffer_store(rows, source[_span(begin + first, size)], [row, _span(target + first, size)])
+
+
+def _fill(value: Expr, rows: Any, row: Expr, target: Expr, count: int) -> None:
+    for first, size in _steps(count):
+        T.buffer_store(rows, T.broadcast(value, size) if size > 1 else value, [row, _span(target + first, size)])
+
+
+def _steps(count: int) -> Any:
+    """All of `count` bytes as (first, how many): a loop over wide steps, then ever narrower ones."""
+    if count >= _WIDEST:
+        with T.serial(0, count // _WIDEST) as step:
+            yield step * _WIDEST, _WIDEST
+    done, size = count // _WIDEST * _WIDEST, _WIDEST
+    while done < count:
+        size //= 2
+        if count - done >= size:
+            yield done, size
+            done += size
+
+
+def _span(first: Expr, size: int) -> Expr:
+    return T.ramp(first, 1, size) if size > 1 else first

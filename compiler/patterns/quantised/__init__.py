@@ -1,0 +1,1 @@
+"""Patterns of quantised models: operators between DequantizeLinear and QuantizeLinear, and dynamic products."""

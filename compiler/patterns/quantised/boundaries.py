@@ -1,0 +1,55 @@
+"""Where floats become 8-bit integers and back, and nodes between the two that change no value."""
+
+from __future__ import annotations
+
+import onnx
+
+from veltair.compiler.graph.graph_builder import GraphBuilder
+from veltair.compiler.graph.layer_spec import Activation
+from veltair.compiler.graph.model_view import ModelView
+from veltair.compiler.graph.parameters.quantised import ReorderParameters
+from veltair.compiler.patterns.quantised.quantum import VIEWS, dequantised, quantum_of
+
+
+def channels_last(name: str, view: ModelView, builder: GraphBuilder) -> Activation:
+    """A tensor (N, C, H, W) of 8 bits with its channels last: in one block of all of them."""
+    tensor = builder.tensor(name)
+    if tensor.block:
+        return tensor
+    twin = f"{name}/channels_last"
+    if twin not in builder.tensors:
+        blocked = Activation(twin, tensor.dtype, tensor.shape, tensor.shape[1])
+        builder.emit(twin, "reorder", [tensor], [blocked], ReorderParameters())
+    return builder.tensors[twin]
+
+
+def quantise(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    """Floats rounded to steps, or a view of the steps that they came from."""
+    quantum, shape = quantum_of(node, view), view.shape_of(node.output[0])
+    if quantum is None or node.input[0] in view.constants or view.values[node.input[0]].dtype != "float32":
+        return False
+    maker = view.makers.get(node.input[0])
+    if maker is not None and maker.op_type in VIEWS:
+        before = dequantised(maker.input[0], view)
+        if before is not None and before.quantum == quantum and builder.is_made(before.name):
+            builder.alias(Activation(node.output[0], quantum.dtype, shape), builder.to_row_major(before.name).name)
+            return True
+    if not shape:
+        return False
+    x = builder.to_row_major(node.input[0])
+    y = Activation(node.output[0], quantum.dtype, shape, shape[1] if len(shape) == 4 else 0)
+    builder.emit(node.name, "quantise", [x], [y], ReorderParameters(), {"output": quantum.array})
+    return True
+
+
+def dequantise(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    """Floats of steps, for those who read them: products of integers do not."""
+    quantum, shape = quantum_of(node, view), view.shape_of(node.output[0])
+    if quantum is None or node.input[0] in view.constants:
+        return False
+    if not shape or view.values[node.output[0]].dtype != "float32":
+        return False
+    x = builder.tensor(node.input[0])
+    y = Activation(node.output[0], "float32", shape)
+    builder.emit(node.name, "dequantise", [x], [y], ReorderParameters(), {"input": quantum.array})
+    return True

@@ -1,0 +1,27 @@
+"""All groups of nodes that compute on 8-bit integers, and the DequantizeLinear that nobody needs any more."""
+
+from __future__ import annotations
+
+from veltair.compiler.graph.model_view import Matches, ModelView
+from veltair.compiler.patterns.quantised.pools import find_quantised_pools
+from veltair.compiler.patterns.quantised.product_match import find_quantised_products
+from veltair.compiler.patterns.quantised.quantum import VIEWS, dequantised, quantised_behind
+
+
+def find_quantised_layers(view: ModelView) -> Matches:
+    """Products and pools of integers, and what lies between them."""
+    products = find_quantised_products(view)
+    matches = products.union(find_quantised_pools(view, products))
+    inside = {id(node) for node in view.nodes if matches.is_inner(node) or matches.has(node)}
+    for node in view.nodes:
+        before = dequantised(node.input[0], view) if node.op_type in VIEWS else None
+        behind = quantised_behind(node.output[0], view) if before is not None else None
+        if before is not None and behind is not None and behind[1] == before.quantum:
+            inside.add(id(node))
+            matches.add_inner([node])  # `boundaries.quantise` makes a view of the steps
+    for node in view.nodes:
+        if node.op_type == "DequantizeLinear" and dequantised(node.output[0], view) is not None:
+            users = view.users_of(node.output[0])
+            if users and node.output[0] not in view.output_names and all(id(user) in inside for user in users):
+                matches.add_inner([node])
+    return matches

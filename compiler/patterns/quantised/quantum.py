@@ -1,0 +1,79 @@
+"""How a tensor of 8 bits stands for floats, and the nodes that change between the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from veltair.compiler.graph.graph_builder import EIGHT_BITS
+from veltair.compiler.graph.model_view import ModelView
+from veltair.compiler.onnx.node_attributes import attribute
+
+VIEWS = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+
+
+@dataclass(frozen=True, slots=True)
+class Quantum:
+    """A tensor's values are (steps - zero) * scale.
+
+    >>> Quantum(0.5, 128, "uint8").array.tolist()
+    [0.5, 128.0]
+    """
+
+    scale: float
+    zero: int
+    dtype: str  # "uint8" or "int8"
+
+    @property
+    def array(self) -> NDArray[np.float64]:
+        """Scale and zero point, as they stand among the weights of a layer."""
+        return np.array([self.scale, self.zero])
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedTensor:
+    """A tensor of 8 bits and what its steps are.
+
+    >>> QuantisedTensor("xq", Quantum(0.5, 128, "uint8")).name
+    'xq'
+    """
+
+    name: str
+    quantum: Quantum
+
+
+def quantum_of(node: onnx.NodeProto | None, view: ModelView) -> Quantum | None:
+    """That of a QuantizeLinear or DequantizeLinear with one constant scale for all of a tensor of 8 bits."""
+    if node is None or node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+        return None
+    steps = node.output[0] if node.op_type == "QuantizeLinear" else node.input[0]
+    scale = view.constants.get(node.input[1])
+    zero_name = node.input[2] if len(node.input) > 2 else ""
+    zero = view.constants.get(zero_name) if zero_name else np.zeros((), np.uint8)
+    dtype = view.values[steps].dtype
+    if scale is None or zero is None or scale.size != 1 or zero.size != 1 or dtype not in EIGHT_BITS:
+        return None
+    if scale.dtype != np.float32 or attribute(node, "block_size", 0) or not scale.item() > 0:
+        return None
+    return Quantum(float(scale.item()), int(zero.item()), dtype)
+
+
+def dequantised(name: str, view: ModelView) -> QuantisedTensor | None:
+    """The tensor of 8 bits that a float one stands for."""
+    maker = view.makers.get(name)
+    if maker is None or maker.op_type != "DequantizeLinear" or maker.input[0] in view.constants:
+        return None
+    quantum = quantum_of(maker, view)
+    return QuantisedTensor(maker.input[0], quantum) if quantum else None
+
+
+def quantised_behind(name: str, view: ModelView) -> tuple[onnx.NodeProto, Quantum] | None:
+    """The QuantizeLinear that alone reads a tensor."""
+    user = view.only_user(name)
+    if user is None or user.op_type != "QuantizeLinear" or user.input[0] != name:
+        return None
+    quantum = quantum_of(user, view)
+    return (user, quantum) if quantum else None

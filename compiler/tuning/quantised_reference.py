@@ -1,0 +1,110 @@
+"""References of the layers on 8-bit integers, in exact sums and double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from math import ceil
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.compiler.graph.layer_spec import LayerSpec
+from veltair.compiler.graph.parameters.quantised import (
+    Addend,
+    QuantisedPoolParameters,
+    QuantisedProductParameters,
+    Window,
+)
+from veltair.compiler.tuning.reference_arithmetic import apply_activation
+
+Array = NDArray[Any]
+
+
+def reference_product(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    """last(quantise(first(scale * (x @ weight) + bias)) + addend), quantised."""
+    parameters = spec.parameters_as(QuantisedProductParameters)
+    scale, zero = (x[1].item(), x[2].item()) if parameters.dynamic else (1.0, spec.weights["input"][1])
+    values = x[0].astype(np.float64) - float(zero)
+    weight = spec.weights["weight"].astype(np.float64)
+    if parameters.window is not None:
+        values = windows(values, parameters.window, spec.outputs[0].shape[2:])
+    if spec.op == "depthwise_int8":
+        sums = np.einsum("nrctk,tk->nrck", values.reshape(*values.shape[:3], -1, x[0].shape[1]), weight)
+    else:
+        sums = values @ weight
+    value = sums * (scale * spec.weights["scale"].astype(np.float64)) + spec.weights["bias"]
+    value = apply_activation(value.astype(np.float32), parameters.first)
+    if parameters.between:
+        between = spec.weights["between"]
+        value = dequantise(quantise(value, between, parameters.between), between)
+    if parameters.addend is Addend.BIAS:
+        value = value + spec.weights["added"]
+    elif parameters.addend is Addend.RESIDUAL:
+        other = dequantise(x[-1], spec.weights["residual"])
+        value = value + (other.transpose(0, 2, 3, 1) if parameters.window else other)
+    value = apply_activation(np.asarray(value, np.float32), parameters.last)
+    if "output" in spec.weights:
+        value = quantise(value, spec.weights["output"], spec.outputs[0].dtype)
+    return [value.transpose(0, 3, 1, 2) if parameters.window else value]
+
+
+def reference_max_pool(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    """The greatest value of every window; taps beside the image are the least."""
+    least, size = float(np.iinfo(x[0].dtype).min), spec.outputs[0].shape[2:]
+    taps = windows(x[0] - least, spec.parameters_as(QuantisedPoolParameters).window, size)
+    most = taps.reshape(*taps.shape[:3], -1, x[0].shape[1]).max(3) + least
+    return [most.transpose(0, 3, 1, 2).astype(x[0].dtype)]
+
+
+def quantise(value: Array, quantum: Array, dtype: str) -> Array:
+    """As QuantizeLinear does. quantum: scale and zero point."""
+    info = np.iinfo(dtype)
+    steps = np.rint(value.astype(np.float64) / quantum[0]) + quantum[1]
+    return np.asarray(np.clip(steps, info.min, info.max), dtype)
+
+
+def dequantise(value: Array, quantum: Array) -> Array:
+    return np.asarray((value.astype(np.float64) - quantum[1]) * quantum[0])
+
+
+def windows(x: Array, window: Window, size: tuple[int, ...]) -> Array:
+    """What a convolution of (N, C, H, W) reads for each output: (N, rows, columns, taps x channels)."""
+    (kh, kw), (sh, sw), (dh, dw), (top, left, bottom, right) = (
+        window.kernel,
+        window.strides,
+        window.dilations,
+        window.pads,
+    )
+    padded = np.pad(x, [(0, 0), (0, 0), (top, bottom), (left, right)])
+    taps = [
+        padded[:, :, u * dh : u * dh + (size[0] - 1) * sh + 1 : sh, v * dw : v * dw + (size[1] - 1) * sw + 1 : sw]
+        for u in range(kh)
+        for v in range(kw)
+    ]
+    return np.stack(taps, 1).transpose(0, 3, 4, 1, 2).reshape(len(x), *size, -1)
+
+
+def steps_allowed(spec: LayerSpec) -> int:
+    """By how many steps of its output a layer may differ: one, and what one step before its addend makes."""
+    if "between" not in spec.weights or "output" not in spec.weights:
+        return 1
+    return 1 + ceil(float(spec.weights["between"][0]) / float(spec.weights["output"][0]))
+
+
+def quantised_tolerance(layers: Iterable[LayerSpec]) -> float:
+    """The largest error of a model over its largest output that steps may add up to; 0 where no layer rounds to them.
+
+    A value near the middle of two steps may become either one, and layers behind it multiply that.
+    """
+    return 0.1 if any(spec.op in QUANTISED_REFERENCES for spec in layers) else 0.0
+
+
+# By the operation of a layer.
+QUANTISED_REFERENCES: Mapping[str, Callable[[LayerSpec, list[Array]], list[Array]]] = {
+    "max_pool_int8": reference_max_pool,
+    "quantise": lambda spec, x: [quantise(x[0], spec.weights["output"], spec.outputs[0].dtype)],
+    "dequantise": lambda spec, x: [dequantise(x[0], spec.weights["input"])],
+    "reorder": lambda spec, x: list(x),
+    **dict.fromkeys(("matmul_int8", "conv2d_int8", "depthwise_int8"), reference_product),
+}

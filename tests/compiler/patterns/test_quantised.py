@@ -1,0 +1,169 @@
+"""Quantised models are layers of 8-bit integers, and give ONNX Runtime's results at every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from bert import Bert
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from quantised_models import dense_net, image_net, quantise, save
+from run_kernels import run_graph
+
+from veltair.compiler.graph.layer_graph import LayerGraph
+from veltair.compiler.onnx.onnx_model import load_model
+from veltair.compiler.pipeline import LOWERING_PHASES, Lowering
+
+node = helper.make_node
+
+
+def lowered(path: Path, precision: str = "fp32") -> LayerGraph:
+    lowering = Lowering(precision=precision)
+    lowering.model = load_model(path, 4)
+    for phase in LOWERING_PHASES:
+        phase(lowering)
+    return lowering.graph
+
+
+def greatest_error(path: Path, graph: LayerGraph, feeds: dict[str, NDArray[Any]], batch: int) -> float:
+    """Of all outputs, over the greatest value of each."""
+    wanted = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feeds)
+    found = run_graph(graph, feeds, batch)
+    pairs = [(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(found, wanted, strict=True)]
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("form", ["qdq", "signed", "qlinear"])
+def test_a_convolutional_net(tmp_path: Path, form: str) -> None:
+    path = quantise(image_net(tmp_path / "net.onnx"), form)
+    graph = lowered(path, "bf16" if form == "signed" else "fp32")
+    assert [layer.op for layer in graph.layers] == [
+        *("quantise", "conv2d_int8", "max_pool_int8", "conv2d_int8", "conv2d_int8"),
+        *("depthwise_int8", "depthwise_int8", "reorder", "matmul_int8", "dequantise"),
+    ]
+    for batch in (1, 3):
+        x = np.random.default_rng(batch).standard_normal((batch, 3, 26, 26)).astype(np.float32)
+        assert greatest_error(path, graph, {"x": x}, batch) < 0.02  # a step of the output
+
+
+@pytest.mark.parametrize("form", ["qlinear", "dynamic"])
+def test_dense_layers(tmp_path: Path, form: str) -> None:
+    path = quantise(dense_net(tmp_path / "net.onnx"), form)
+    graph = lowered(path)
+    assert sum(layer.op == "matmul_int8" for layer in graph.layers) == 2
+    assert not any(layer.op in ("matmul", "onnxruntime") for layer in graph.layers)
+    for batch in (1, 3):
+        x = np.random.default_rng(batch).standard_normal((batch, 50)).astype(np.float32)
+        assert greatest_error(path, graph, {"x": x}, batch) < 0.02
+
+
+def test_an_attention_block_quantised_dynamically(tmp_path: Path) -> None:
+    """Scales come from a whole batch, so queries of different clients do not share one."""
+    path = tmp_path / "quantised.onnx"
+    quantize_dynamic(Bert(1, 2, 32, 8, "n").save(tmp_path / "bert.onnx"), path, weight_type=QuantType.QInt8)
+    graph = lowered(path)
+    assert sum(layer.op == "matmul_int8" for layer in graph.layers) == 7
+    assert not load_model(path, 4).mergeable
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.integers(0, 2, (3, 8)) for name in ("input_ids", "token_type_ids")}
+    feeds["attention_mask"] = (np.arange(8)[None] < [[5], [8], [2]]).astype(np.int64)
+    assert greatest_error(path, graph, feeds, 3) < 1e-4
+
+
+def steps_net(path: Path, zero: int, dtype: Any = np.int8) -> Path:
+    """A convolution of steps that come in and go out as they are."""
+    rng = np.random.default_rng(0)
+    info = np.iinfo(dtype)
+    constants = {
+        "s": np.float32(0.05),
+        "z": np.uint8(120),
+        "w": rng.integers(info.min, info.max, (5, 6, 3, 3), dtype, endpoint=True),
+        "ws": np.float32(0.004),
+        "wz": dtype(zero),
+        "t": np.float32(0.3),
+    }
+    nodes = [
+        node("DequantizeLinear", ["x", "s", "z"], ["xf"]),
+        node("DequantizeLinear", ["w", "ws", "wz"], ["wf"]),
+        node("Conv", ["xf", "wf"], ["c"], pads=[2, 2, 2, 2], dilations=[2, 2]),
+        node("QuantizeLinear", ["c", "t", "z"], ["y"]),
+    ]
+    steps = TensorProto.UINT8
+    return save(path, nodes, constants, (steps, ["n", 6, 7, 5]), (steps, ["n", 5, 7, 5]))
+
+
+@pytest.mark.parametrize(
+    ("zero", "dtype", "integers"),
+    [
+        pytest.param(0, np.int8, True, id="signed weights"),
+        pytest.param(128, np.uint8, True, id="unsigned weights around the middle"),
+        pytest.param(3, np.int8, False, id="weights with a zero point"),
+    ],
+)
+def test_steps_as_input_and_output(tmp_path: Path, zero: int, dtype: Any, integers: bool) -> None:
+    path = steps_net(tmp_path / "net.onnx", zero, dtype)
+    graph = lowered(path)
+    assert any(layer.op == "conv2d_int8" for layer in graph.layers) == integers
+    x = np.random.default_rng(2).integers(0, 256, (3, 6, 7, 5), np.uint8)
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    found, wanted = run_graph(graph, {"x": x}, 3)[0], session.run(None, {"x": x})[0]
+    assert found.dtype == np.uint8
+    assert np.abs(found.astype(int) - wanted.astype(int)).max() <= 1
+    assert len(np.unique(wanted)) > 50
+
+
+def branches() -> tuple[Sequence[onnx.NodeProto], list[Any]]:
+    """Both operands of a sum are products; another reader wants floats."""
+    nodes = [
+        node("QuantizeLinear", ["x", "s", "z"], ["xq"]),
+        node("DequantizeLinear", ["xq", "s", "z"], ["xf"]),
+        node("DequantizeLinear", ["w", "s", "wz"], ["wf"]),
+        node("MatMul", ["xf", "wf"], ["a"]),
+        node("QuantizeLinear", ["a", "t", "z"], ["aq"]),
+        node("DequantizeLinear", ["aq", "t", "z"], ["af"]),
+        node("MatMul", ["xf", "wf"], ["b"]),
+        node("QuantizeLinear", ["b", "t", "z"], ["bq"]),
+        node("DequantizeLinear", ["bq", "t", "z"], ["bf"]),
+        node("Add", ["af", "bf"], ["sum"]),
+        node("QuantizeLinear", ["sum", "t", "z"], ["sq"]),
+        node("DequantizeLinear", ["sq", "t", "z"], ["sf"]),
+        node("Softmax", ["xf"], ["soft"]),
+        node("Add", ["sf", "soft"], ["y"]),
+    ]
+    return nodes, ["n", 2, 8]
+
+
+def twice() -> tuple[Sequence[onnx.NodeProto], list[Any]]:
+    """A sum of a product with itself, and an activation that is no monotonic one."""
+    nodes = [
+        node("QuantizeLinear", ["x", "s", "z"], ["xq"]),
+        node("DequantizeLinear", ["xq", "s", "z"], ["xf"]),
+        node("DequantizeLinear", ["w", "s", "wz"], ["wf"]),
+        node("MatMul", ["xf", "wf"], ["m"]),
+        node("Tanh", ["m"], ["a"]),
+        node("QuantizeLinear", ["a", "s", "z"], ["aq"]),
+        node("DequantizeLinear", ["aq", "s", "z"], ["af"]),
+        node("Add", ["af", "af"], ["sum"]),
+        node("QuantizeLinear", ["sum", "t", "z"], ["sq"]),
+        node("DequantizeLinear", ["sq", "t", "z"], ["y"]),
+    ]
+    return nodes, ["n", 2, 8]
+
+
+@pytest.mark.parametrize("net", [branches, twice])
+def test_sums_behind_products(tmp_path: Path, net: Callable[[], tuple[Sequence[onnx.NodeProto], list[Any]]]) -> None:
+    nodes, shape = net()
+    weight = np.random.default_rng(0).integers(-127, 128, (8, 8), np.int8)
+    constants = {"s": np.float32(0.02), "t": np.float32(0.1), "z": np.uint8(128), "w": weight, "wz": np.int8(0)}
+    path = save(tmp_path / "net.onnx", nodes, constants, shape, shape)
+    graph = lowered(path)
+    assert any(layer.op == "matmul_int8" for layer in graph.layers)
+    x = np.random.default_rng(3).standard_normal((3, 2, 8)).astype(np.float32)
+    assert greatest_error(path, graph, {"x": x}, 3) < 0.02
