@@ -29,7 +29,8 @@ from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.kernels.fallback.fallback_import import FallbackImporter
 from veltair.compiler.onnx import onnx_model
-from veltair.compiler.onnx.folding.sized_outputs import client_ports
+from veltair.compiler.onnx.fixed_extent import FixedExtent
+from veltair.compiler.onnx.folding.sized_outputs import OutputRoom, client_ports
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns import by_operator
 from veltair.compiler.patterns.recommendation.feature_columns import round_columns
@@ -89,7 +90,8 @@ class Compilation(Lowering):
     onnx: Path
     name: str
     max_batch: int | None  # of a dynamic batch; None: as the file says
-    output_room: int  # elements for each sample of an output whose extents values decide
+    output_room: OutputRoom  # elements for each sample of an output whose extents values decide
+    fixed: FixedExtent | None = None  # of a dimension beside the batch that the file leaves open
     description: Path | None  # a feature description
     qos_ns: int | None  # the latency target that was asked for
     trials: int | None  # see `search`
@@ -114,7 +116,8 @@ class Compilation(Lowering):
 def import_model(compilation: Compilation) -> None:
     """Read the ONNX file, check it, simplify it, and infer every shape."""
     c = compilation
-    c.model = onnx_model.load_model(c.onnx, c.max_batch, fallback=c.fallback, output_room=c.output_room)
+    how = {"fallback": c.fallback, "output_room": c.output_room, "fixed": c.fixed}
+    c.model = onnx_model.load_model(c.onnx, c.max_batch, **how)
 
 
 def join_features(compilation: Compilation) -> None:

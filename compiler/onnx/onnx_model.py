@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from veltair.compiler.features.from_onnx.column_reader import TEXTUAL, ExtractedColumns, extract_columns
 from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables
+from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
-from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM
+from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
 from veltair.compiler.onnx.quantised_tables import extract_quantised_tables
 from veltair.compiler.onnx.recurrent_layout import put_steps_first
@@ -70,6 +71,7 @@ class OnnxModel:
     mergeable: bool = True  # whether queries of different clients may share a batch (`shape_folding`)
     other_opsets: Mapping[str, int] = field(default_factory=dict)  # of the domains RUN_ELSEWHERE, by domain
     sized: Mapping[str, Port] = field(default_factory=dict)  # outputs whose extents values decide, as clients see them
+    extent: int | None = None  # of the dimension beside the batch that the file leaves open
 
     @property
     def stated_qos_ns(self) -> int:
@@ -82,17 +84,26 @@ class OnnxModel:
 
 
 def load_model(
-    path: Path, max_batch: int | None = None, *, fallback: bool = True, output_room: int = OUTPUT_ROOM
+    path: Path,
+    max_batch: int | None = None,
+    *,
+    fallback: bool = True,
+    output_room: OutputRoom = OUTPUT_ROOM,
+    fixed: FixedExtent | None = None,
 ) -> OnnxModel:
     """Read, check and simplify a model.
 
     max_batch: limits a symbolic first dimension, and has no effect on models without one.
     fallback: whether ONNX Runtime may run nodes whose shapes cannot be told.
     output_room: elements for each sample of an output whose extents values decide.
+    fixed: the extent of a dimension beside the batch that the file leaves open.
 
     Only a temporary folder is written. Raises ModelError, which names the tensor or node and what was expected.
     """
     proto = _parse(path)
+    axes = open_axes(proto, fixed.name) if fixed else {}
+    if fixed:
+        fixed.fix(proto, path)
     check_nodes(proto, path)
     _name_nodes(proto)
     stored = extract_quantised_tables(proto, path, frozenset(TEXTUAL))
@@ -106,6 +117,8 @@ def load_model(
         tables = extract_tables(proto, path, Path(folder))
         dynamic = _is_dynamic(proto, path)
         proto = _up_to_date(proto, path, Path(folder))
+        if fixed:
+            fixed.cut_inputs(proto, axes)
         put_steps_first(proto.graph)
         limit = _max_batch(metadata, max_batch, path) if dynamic else 1
         _check_sizes(proto, limit, held, path)
@@ -133,7 +146,7 @@ def load_model(
             raise ModelError(f"{path}: tensor {spec.name!r} has shape {spec.shape}; expected the batch alone to vary")
     opset = next(o.version for o in simple.opset_import if o.domain in STANDARD)
     others = {o.domain: o.version for o in simple.opset_import if o.domain in RUN_ELSEWHERE}
-    own = limit, metadata, columns, folded.mergeable, others, folded.sized
+    own = limit, metadata, columns, folded.mergeable, others, folded.sized, fixed.extent if fixed else None
     return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, *own)
 
 
@@ -231,7 +244,10 @@ def _is_dynamic(proto: onnx.ModelProto, path: Path) -> bool:
                 if dim.dim_value < 1:
                     raise ModelError(f"{where}: dimension {axis} is {dim.dim_value}; expected at least 1, or a name")
             elif axis:
-                raise ModelError(f"{where}: dimension {axis} is symbolic; only the first may be")
+                raise ModelError(
+                    f"{where}: dimension {axis} is symbolic ({dim.dim_param or 'without a name'}); beside the first, one "
+                    "may be, whose bounds are given (--dim NAME=LOW..HIGH)"
+                )
             else:
                 dynamic = True
     return dynamic

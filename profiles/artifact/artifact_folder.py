@@ -18,8 +18,9 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -49,6 +50,10 @@ class CheckedArtifact(ABC):
         """Profiles by batch size, ascending: one for each size that was timed."""
         m = self.manifest
         return tuple(_profile(m, self.digest, i) for i in range(len(m.batches)))
+
+    def buckets(self) -> tuple[Self, ...]:
+        """The model at each extent of the dimension that queries choose, the largest first; else the model alone."""
+        return (self, *(replace(self, manifest=bucket) for bucket in self.manifest.buckets))
 
     @property
     @abstractmethod

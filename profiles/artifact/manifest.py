@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT, DynamicDimension
 from veltair.types import TensorSpec
 
 SCHEMA = 1
@@ -182,6 +183,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tables: Storage = "fp32"  # the storage that was asked for float tables that are looked up
     tables_error: float = 0.0  # the greatest of a number in them, over the largest magnitude in its table
     answer: ExpectedAnswer | None = None  # null: compiled by a version that kept none, so that nothing is compared
+    dimension: DynamicDimension | None = None  # the one that queries choose beside the batch
+    buckets: tuple[Manifest, ...] = ()  # the model at the smaller extents of `dimension`; this manifest has the largest
 
     def private_bytes(self, workers: int) -> int:
         """What each worker has of its own: the arena, and in sessions of ONNX Runtime copies of the models that these
@@ -193,7 +196,18 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for index in layer.versions[0].arguments
             if self.buffers[index].kind == "weight"
         ]
-        return self.arena_bytes + sum(models) * max(1, workers // 2).bit_length()
+        own = self.arena_bytes + sum(models) * max(1, workers // 2).bit_length()
+        return own + sum(bucket.private_bytes(workers) for bucket in self.buckets)
+
+    @property
+    def client_inputs(self) -> tuple[Port, ...]:
+        """The inputs that clients give. The dimension that they choose has its largest extent."""
+        return tuple(port for port in self.inputs if port.name != EXTENT_INPUT)
+
+    def client_shape(self, port: Port) -> tuple[int, ...]:
+        """The shape of an input or output with -1 for whatever varies."""
+        shape = tuple(dim or -1 for dim in port.shape)
+        return shape if self.dimension is None else self.dimension.client_shape(port.name, shape)
 
     @property
     def input_tensors(self) -> tuple[Port, ...]:
