@@ -100,7 +100,7 @@ def load_model(
 
     Only a temporary folder is written. Raises ModelError, which names the tensor or node and what was expected.
     """
-    proto = _parse(path)
+    proto = parse_model(path)
     axes = open_axes(proto, fixed.name) if fixed else {}
     if fixed:
         fixed.fix(proto, path)
@@ -156,8 +156,8 @@ def _check_sizes(proto: onnx.ModelProto, batch: int, held: int, path: Path) -> N
         check_sizes(proto, infer_shapes(proto, batch, path, values_too=values_too), held, path)
 
 
-def _parse(path: Path) -> onnx.ModelProto:
-    """Return the protobuf; external data is not read yet."""
+def parse_model(path: Path) -> onnx.ModelProto:
+    """The protobuf of a file; external data is not read yet. Raises ModelError."""
     try:
         size = path.stat().st_size
         if not path.is_file():
