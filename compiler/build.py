@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from veltair.compiler.dimension_plan import DimensionPlan, plan_dimension
+from veltair.compiler.dimension_plan import Bounds, DimensionPlan, plan_dimension
 from veltair.compiler.embedding.table_storage import TableStorage
 from veltair.compiler.joined_buckets import JoinedBuckets
 from veltair.compiler.onnx.fixed_extent import FixedExtent
@@ -42,7 +42,7 @@ def compile_model(
     tables: Storage = "fp32",
     fallback: bool = True,
     output_room: int = OUTPUT_ROOM,
-    dimension: tuple[str, int, int] | None = None,
+    dimension: Bounds | None = None,
     progress: Progress | None = None,
     store: RecordStore | None = None,
     cache: KernelCache | None = None,
@@ -124,7 +124,7 @@ def compile_model(
 
 
 def _plan(
-    onnx: Path, dimension: tuple[str, int, int], output_room: int, features: Path | None, *, fallback: bool
+    onnx: Path, dimension: Bounds, output_room: int, features: Path | None, *, fallback: bool
 ) -> DimensionPlan:
     """Raises ModelError where the other options forbid it."""
     plan = plan_dimension(onnx, *dimension, output_room)
@@ -132,5 +132,5 @@ def _plan(
     if features is not None:
         raise ModelError(f"{where}: a model with a feature description has no dimension beside the batch")
     if plan.dimension.exact and not fallback:
-        raise ModelError(f"{where} would be left to ONNX Runtime: {plan.reason}")
+        raise ModelError(f"{where} would be left to ONNX Runtime: {plan.dimension.reason}")
     return plan

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-
-import onnx
+from typing import TypeAlias
 
 from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.onnx_model import load_model, parse_model
 from veltair.compiler.onnx.position_rules import PaddingShows
-from veltair.compiler.padding_proof import prove_padding
+from veltair.compiler.padding_proof import id_bounds, prove_padding
 from veltair.errors import ConfigError, ModelError
 from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
 
 MOST_EXTENT = 1 << 20
+MOST_DIGITS = 20  # of both bounds
 SHORT = (8, 16)  # buckets below the first step
 STEP, LONG_STEP, LONG = 32, 64, 256  # between buckets, and from 256 on
+Bounds: TypeAlias = tuple[str, int, int]  # of a dimension: its name, the least and the greatest extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +35,13 @@ class DimensionPlan:
 
     dimension: DynamicDimension
     output_room: OutputRoom
-    reason: str = ""  # why queries are not padded
+    ids: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of a model that is not padded: bounds of inputs
 
     @property
     def fixed(self) -> tuple[FixedExtent, ...]:
         """What is compiled, the largest first."""
         d = self.dimension
-        return tuple(FixedExtent(d.name, extent, d.exact) for extent in d.extents)
+        return tuple(FixedExtent(d.name, extent, d.exact, ids=self.ids) for extent in d.extents)
 
 
 def plan_dimension(path: Path, name: str, low: int, high: int, output_room: OutputRoom = OUTPUT_ROOM) -> DimensionPlan:
@@ -57,7 +59,9 @@ def plan_dimension(path: Path, name: str, low: int, high: int, output_room: Outp
         model = load_model(path, fixed=fixed, output_room=output_room)
         rooms = {port.name: prod(abs(dim) for dim in port.shape) for port in model.outputs}
         rooms |= {name: port.room for name, port in model.sized.items()}
-        return DimensionPlan(DynamicDimension(name, low, high, (high,), axes, exact=True), rooms, str(shown))
+        ids = {port.name: found for port in model.inputs if (found := id_bounds(model, port.name))}
+        dimension = DynamicDimension(name, low, high, (high,), axes, exact=True, reason=str(shown))
+        return DimensionPlan(dimension, rooms, ids)
     extents = bucket_extents(low, high)
     dimension = DynamicDimension(name, low, high, extents, axes | dict(proof.axes), dict(proof.pads), proof.masks)
     return DimensionPlan(dimension, output_room)
@@ -78,7 +82,7 @@ def bucket_extents(low: int, high: int) -> tuple[int, ...]:
     return (high, *reversed([each for each in found if low <= each < high]))
 
 
-def parse_bounds(text: str) -> tuple[str, int, int]:
+def parse_bounds(text: str) -> Bounds:
     """The name and the bounds of a dimension as the command line has it. Raises ConfigError.
 
     >>> parse_bounds("seq=1..512")
@@ -86,15 +90,20 @@ def parse_bounds(text: str) -> tuple[str, int, int]:
     """
     name, found, bounds = text.rpartition("=")
     low, dots, high = bounds.partition("..")
-    if not (found and name and dots and low.isdecimal() and high.isdecimal() and len(bounds) < 20):
+    digits = low.isascii() and low.isdecimal() and high.isascii() and high.isdecimal()
+    if not (found and name and dots and digits and len(bounds) < MOST_DIGITS):
         raise ConfigError(f"--dim {text}: expected NAME=LOW..HIGH, as in seq=1..512")
-    return check_bounds(name, int(low), int(high), "--dim")
+    return name, int(low), int(high)
 
 
-def check_bounds(name: str, low: int, high: int, option: str) -> tuple[str, int, int]:
-    """Raises ConfigError naming the option."""
-    if not 1 <= low < high <= MOST_EXTENT:
-        raise ConfigError(
-            f"{option}: {name}: expected bounds from 1 to {MOST_EXTENT}, the first below the second, found {low}..{high}"
-        )
-    return name, low, high
+def checked_dimension(given: Sequence[Bounds], option: str) -> Bounds | None:
+    """The one dimension that was given, if any. Raises ConfigError naming the option."""
+    if len(given) > 1:
+        raise ConfigError(f"{option}: expected one dimension, found {', '.join(name for name, *_ in given)}")
+    for name, low, high in given:
+        if not 1 <= low < high <= MOST_EXTENT:
+            raise ConfigError(
+                f"{option}: {name}: expected bounds from 1 to {MOST_EXTENT}, the first below the second, found "
+                f"{low}..{high}"
+            )
+    return given[0] if given else None

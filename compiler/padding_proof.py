@@ -108,7 +108,7 @@ class _Trial:
         seen = {tensor for need in needed for tensor, _ in need.tensors}
         self._seen = sorted(seen & made)
         self._inner = self._session(self._instrumented()) if self._seen else None
-        self._bounds = {port.name: _bounds(model, port) for port in model.inputs}
+        self._bounds = {port.name: id_bounds(model, port.name) or (0, 1) for port in model.inputs}
 
     def masks(self) -> tuple[str, ...]:
         """The inputs that are masks; without padding to see, none is."""
@@ -221,14 +221,14 @@ def _compare(name: str, found: NDArray[Any], wanted: NDArray[Any], extent: int) 
         raise PaddingShows(f"output {name!r} is another one where inputs of extent {extent} are padded")
 
 
-def _bounds(model: OnnxModel, port: TensorSpec) -> tuple[int, int]:
-    """The least and the greatest value to draw."""
+def id_bounds(model: OnnxModel, name: str) -> tuple[int, int] | None:
+    """The least and the greatest id of an input of ids; None for others."""
     rows = [
         model.values[node.input[0]].shape[attribute(node, "axis", 0)]
         for node in model.nodes
-        if node.op_type == "Gather" and node.input[1] == port.name
+        if node.op_type == "Gather" and node.input[1] == name
     ]
-    return (0, min(rows) - 1) if rows else (0, 1)
+    return (0, min(rows) - 1) if rows and min(rows) > 0 else None
 
 
 def _value(spec: TensorSpec) -> onnx.ValueInfoProto:

@@ -10,7 +10,6 @@ from veltair.compiler.graph.layer_graph import LayerGraph, Slice
 from veltair.compiler.graph.layer_spec import Activation, Halo
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.node_attributes import attribute
-from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT
 from veltair.profiles.artifact.manifest import Port
 
 
@@ -87,9 +86,8 @@ def _shared_halos(halos: Mapping[str, Halo], slices: Mapping[str, Slice]) -> dic
 def _input_port(name: str, view: ModelView) -> Port:
     """An input; where it is the ids of a Gather, its values are bounded by the shortest table."""
     spec = view.values[name]
-    if name == EXTENT_INPUT:  # layers are timed and checked at the largest extent
-        assert view.model.extent is not None
-        return Port(name, spec.dtype, spec.shape, view.model.extent, view.model.extent)
+    if name in view.model.bounds:
+        return Port(name, spec.dtype, spec.shape, *view.model.bounds[name])
     rows = [
         view.shape_of(node.input[0])[attribute(node, "axis", 0)]
         for node in view.users_of(name)

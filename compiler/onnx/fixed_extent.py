@@ -7,8 +7,8 @@ so that it is left to ONNX Runtime (`folding.opaque_nodes`), which takes any.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,12 @@ class FixedExtent:
     extent: int
     exact: bool = False
     batch: int | None = None  # what a symbolic first dimension is fixed to; None: it stays open
+    ids: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # the bounds of inputs that are exact
+
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """Of inputs whose values the model's operators do not show. Layers are timed and checked at the extent."""
+        return {**self.ids, EXTENT_INPUT: (self.extent, self.extent)} if self.exact else {}
 
     def fix(self, proto: onnx.ModelProto, path: Path) -> None:
         """Give the inputs the extent. Raises ModelError where no input has the dimension, or one has it twice and is to

@@ -71,7 +71,7 @@ class OnnxModel:
     mergeable: bool = True  # whether queries of different clients may share a batch (`shape_folding`)
     other_opsets: Mapping[str, int] = field(default_factory=dict)  # of the domains RUN_ELSEWHERE, by domain
     sized: Mapping[str, Port] = field(default_factory=dict)  # outputs whose extents values decide, as clients see them
-    extent: int | None = None  # of the dimension beside the batch that the file leaves open
+    bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of inputs, where no Gather tells them
 
     @property
     def stated_qos_ns(self) -> int:
@@ -146,7 +146,7 @@ def load_model(
             raise ModelError(f"{path}: tensor {spec.name!r} has shape {spec.shape}; expected the batch alone to vary")
     opset = next(o.version for o in simple.opset_import if o.domain in STANDARD)
     others = {o.domain: o.version for o in simple.opset_import if o.domain in RUN_ELSEWHERE}
-    own = limit, metadata, columns, folded.mergeable, others, folded.sized, fixed.extent if fixed else None
+    own = limit, metadata, columns, folded.mergeable, others, folded.sized, fixed.bounds if fixed else {}
     return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, *own)
 
 

@@ -7,6 +7,7 @@ or the bucket is the largest one alone, its kernels get the extent as an input, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,25 @@ from veltair.errors import RequestError
 from veltair.profiles.artifact.strings import Strings
 
 EXTENT_INPUT = "veltair/extent"  # of kernels that get the extent
+
+
+def bucket_name(name: str, bucket: int) -> str:
+    """What the scheduler calls a tenant, or a model, at one of the extents that it was compiled at.
+
+    >>> bucket_name("bert", 0), bucket_name("bert", 3)
+    ('bert', 'bert[3]')
+    """
+    return f"{name}[{bucket}]" if bucket else name
+
+
+def split_bucket(name: str) -> tuple[str, int]:
+    """The name and the bucket that `bucket_name` was given.
+
+    >>> split_bucket("bert[3]"), split_bucket("bert")
+    (('bert', 3), ('bert', 0))
+    """
+    found = re.fullmatch(r"(.*)\[([1-9][0-9]*)\]", name)
+    return (found[1], int(found[2])) if found else (name, 0)
 
 
 class DynamicDimension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,6 +56,7 @@ class DynamicDimension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pads: dict[str, int] = {}  # by input: what it is padded with, where that is not 0
     masks: tuple[str, ...] = ()  # inputs of 0 and 1, a 1 in each row: padding is proved for these alone
     exact: bool = False  # nothing is padded: kernels get the extent as EXTENT_INPUT
+    reason: str = ""  # why that is so
 
     def bucket_of(self, extent: int) -> int:
         """The index of the smallest bucket that takes a query of this extent."""
@@ -55,10 +76,10 @@ class DynamicDimension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         extent, first = 0, ""
         for name, shape in shapes.items():
             for axis in self.axes.get(name, ()):
-                if not self.low <= shape[axis] <= self.high:
+                if axis >= len(shape) or not self.low <= shape[axis] <= self.high:
                     raise RequestError(
-                        f"{model}: input {name!r} has {shape[axis]} along dimension {axis} ({self.name}); expected "
-                        f"{self.low} to {self.high}"
+                        f"{model}: input {name!r} has shape {list(shape)}; expected {self.low} to {self.high} along "
+                        f"dimension {axis} ({self.name})"
                     )
                 extent, first = (extent, first) if extent else (shape[axis], name)
                 if shape[axis] != extent:

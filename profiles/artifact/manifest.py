@@ -199,6 +199,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         own = self.arena_bytes + sum(models) * max(1, workers // 2).bit_length()
         return own + sum(bucket.private_bytes(workers) for bucket in self.buckets)
 
+    def at_bucket(self, bucket: int) -> Manifest:
+        """The model at one of the extents of `dimension`, the largest first."""
+        return self.buckets[bucket - 1] if bucket else self
+
     @property
     def client_inputs(self) -> tuple[Port, ...]:
         """The inputs that clients give. The dimension that they choose has its largest extent."""
@@ -226,6 +230,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def values_decide_extents(self) -> bool:
         """Whether some output has other extents for other values of the inputs."""
         return any(port.room for port in self.outputs)
+
+    @property
+    def fixed_shapes(self) -> bool:
+        """Whether all queries of a batch have inputs and outputs of the same shapes."""
+        return self.dimension is None and not self.values_decide_extents
 
 
 def sized_output(port: Port, batch: int) -> tuple[Port, Port]:

@@ -66,7 +66,7 @@ class TenantSpec(msgspec.Struct, frozen=True):
 
 
 class ConfigureEngine(Message, frozen=True):
-    """The first message, answered with `EngineReady` or `StartFailed`. To serve on all cores that it may use::
+    """The first message, answered with `EngineReady` or `StartFailed`::
 
     ConfigureEngine((tenant,), "veltair", cores=None, workers=4, spare_workers=1, slots=256, event_log=None)
     """
@@ -123,6 +123,8 @@ class InferQuery(Message, frozen=True):
     deadline_ns: int | None  # set by the client; None: only the tenant's target applies
     traced: bool = False  # its QueryEnded shall hold its blocks, and be a message where the query came by a lane too
     priority_level: int = DEFAULT_PRIORITY_LEVEL
+    bucket: int = 0  # of the extents that the model was compiled at, the largest first
+    extent: int = 0  # of the dimension that queries choose, where the model has one
 
 
 class AbortQuery(Message, frozen=True):
