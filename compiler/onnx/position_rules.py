@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.onnx_model import OnnxModel
@@ -28,7 +30,12 @@ POSITION_WISE = frozenset(
     }
 )
 ALONG_AXIS = frozenset({"LogSoftmax", "ArgMax", "ArgMin", "TopK", "Hardmax", "Split", "Concat"})
+# Inputs that may depend on the extent: they show in the shape of the result, or are looked at by themselves.
+LOOKED_AT: Mapping[str, tuple[int, ...]] = {"Reshape": (1,), "Expand": (1,), "Slice": (1, 2, 3, 4), "Gather": (1,)}
 REDUCTIONS = frozenset({f"Reduce{kind}" for kind in ("Max", "Min", "Mean", "Prod", "L1", "L2", "LogSumExp", "SumSquare")})
+
+
+Array: TypeAlias = NDArray[Any]
 
 
 class PaddingShows(Exception):
@@ -70,8 +77,15 @@ class Positions:
             raise PaddingShows("the model has other nodes at another extent")
         for name, spec in shapes.items():
             self.axes[name] = self._axes(name, spec.shape, others[name].shape if name in others else ())
+        data = {
+            name
+            for node in self.large.nodes
+            for place, name in enumerate(node.input)
+            if place not in LOOKED_AT.get(node.op_type, ())
+        }
         for name, value in self.large.initializers.items():
-            self._check_constant(name, value)
+            if name in data:
+                self._check_constant(name, value)
         return [zero for node in self.large.nodes for zero in self._visit(node)]
 
     def _axes(self, name: str, large: tuple[int, ...], small: tuple[int, ...]) -> tuple[int, ...]:
@@ -83,15 +97,20 @@ class Positions:
                 raise PaddingShows(f"tensor {name!r} has {large[axis]} where the dimension has {self.extent}")
         return found
 
-    def _check_constant(self, name: str, value: np.ndarray) -> None:
+    def _check_constant(self, name: str, value: Array) -> None:
         """A constant begins alike at every extent: it says nothing of how large that is."""
         other = self.small.initializers.get(name)
         axes = self.axes.get(name, ())
         if other is None or any(value.shape[axis] != self.extent for axis in axes):
             raise PaddingShows(f"constant {name!r} depends on the extent")
-        cut = value[tuple(slice(0, self.other) if axis in axes else slice(None) for axis in range(value.ndim))]
+        cut = self._first(name, value)
         if cut is not other and not np.array_equal(cut, other, equal_nan=value.dtype.kind == "f"):
             raise PaddingShows(f"constant {name!r} depends on the extent")
+
+    def _first(self, name: str, value: Array) -> Array:
+        """A constant as far as it is of the smaller extent."""
+        axes = self.axes[name]
+        return value[tuple(slice(0, self.other) if axis in axes else slice(None) for axis in range(value.ndim))]
 
     def _visit(self, node: onnx.NodeProto) -> Iterator[ZeroNeeded]:
         read = [name for name in node.input if name]
@@ -129,6 +148,8 @@ class Positions:
                 return along is not None and (int(along.reshape(-1)[0]) % rank not in axes or not attribute(node, "reverse", 0))
             case "Gather":
                 return self._gathers_apart(node, attribute(node, "axis", 0) % rank, axes)
+            case "GatherND":
+                return self._looks_up_apart(node, axes)
             case "Slice":
                 return self._slices_apart(node, axes, rank)
             case "Trilu":
@@ -165,10 +186,36 @@ class Positions:
         return [prod(shape[axis + 1 :]) for axis in self.axes[name]]
 
     def _gathers_apart(self, node: onnx.NodeProto, axis: int, axes: tuple[int, ...]) -> bool:
+        """Exporters write some broadcasts as look-ups at constant positions."""
+        name = node.input[1]
+        index, other = self._constant(name), self.small.initializers.get(name)
         if axis not in axes:
+            if index is not None:
+                self._check_constant(name, index)
             return True
+        if index is None or other is None:
+            return False
+        if self._is_whole(node.input[0], axis) and ((index >= 0) & (index < self.low)).all():
+            return np.array_equal(index, other)
+        rows = self._first(name, index // self.extent)
+        return np.array_equal(rows, other // self.other) and self._is_own_position(name, index % self.extent)
+
+    def _looks_up_apart(self, node: onnx.NodeProto, axes: tuple[int, ...]) -> bool:
         index = self._constant(node.input[1])
-        return index is not None and bool(((index >= 0) & (index < self.low)).all()) and self._is_whole(node.input[0], axis)
+        if index is None or attribute(node, "batch_dims", 0):
+            return False
+        whole = all(axis < index.shape[-1] and self._is_whole(node.input[0], axis) for axis in axes)
+        return whole and all(self._is_own_position(node.input[1], index[..., axis]) for axis in axes)
+
+    def _is_own_position(self, name: str, index: Array) -> bool:
+        """Whether each position along an axis of the index reads what is at that position."""
+        for axis in self.axes[name]:
+            shape = [1] * index.ndim
+            if axis < index.ndim and index.shape[axis] == self.extent:
+                shape[axis] = self.extent
+                if (index == np.arange(self.extent).reshape(shape)).all():
+                    return True
+        return False
 
     def _slices_apart(self, node: onnx.NodeProto, axes: tuple[int, ...], rank: int) -> bool:
         names = [node.input[place] if place < len(node.input) else "" for place in range(1, 5)]
@@ -176,6 +223,8 @@ class Positions:
         if any(name and value is None for name, value in zip(names, found, strict=True)) or found[0] is None:
             return False
         begins, ends = found[0], found[1]
+        if not np.array_equal(begins, self.small.initializers.get(names[0], ())):
+            return False
         along = range(len(begins)) if found[2] is None else found[2]
         steps = np.ones(len(begins), np.int64) if found[3] is None else found[3]
         for begin, end, axis, step in zip(begins, ends, along, steps, strict=True):
@@ -193,5 +242,5 @@ class Positions:
     def _shape(self, name: str) -> tuple[int, ...]:
         return self.large.values[name].shape
 
-    def _constant(self, name: str) -> np.ndarray | None:
+    def _constant(self, name: str) -> Array | None:
         return self.large.initializers.get(name)
