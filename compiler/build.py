@@ -18,9 +18,9 @@ from veltair.compiler.pipeline import PHASES, Compilation
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.tuning.kernel_cache import KernelCache
 from veltair.compiler.tuning.precision import Precision, dots_pay, pick_precision
+from veltair.errors import ModelError
 from veltair.machine.isa import ISAS, cpu_features, isa_features
 from veltair.machine.topology import usable_machine
-from veltair.errors import ModelError
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact, write_artifact
 from veltair.profiles.artifact.manifest import LevelSource, Storage
 from veltair.profiles.records.tuning_records import RecordStore
@@ -123,9 +123,7 @@ def compile_model(
         return replace(load_artifact(draft), path=out)
 
 
-def _plan(
-    onnx: Path, dimension: Bounds, output_room: int, features: Path | None, *, fallback: bool
-) -> DimensionPlan:
+def _plan(onnx: Path, dimension: Bounds, output_room: int, features: Path | None, *, fallback: bool) -> DimensionPlan:
     """Raises ModelError where the other options forbid it."""
     plan = plan_dimension(onnx, *dimension, output_room)
     where = f"{onnx}: dimension {plan.dimension.name!r}"

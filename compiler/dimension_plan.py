@@ -13,7 +13,7 @@ from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.onnx_model import load_model, parse_model
 from veltair.compiler.onnx.position_rules import PaddingShows
 from veltair.compiler.padding_proof import id_bounds, prove_padding
-from veltair.errors import ConfigError, ModelError
+from veltair.errors import ConfigError
 from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
 
 MOST_EXTENT = 1 << 20

@@ -46,7 +46,9 @@ class JoinedBuckets:
 
     def add(self, artifact: Artifact, objects: Sequence[Path]) -> None:
         """Take over what an artifact holds. `objects`: the files that its kernels were linked from, which stay."""
-        content = np.memmap(artifact.weights, np.uint8, "r") if artifact.weights.stat().st_size else np.empty(0, np.uint8)
+        content = (
+            np.memmap(artifact.weights, np.uint8, "r") if artifact.weights.stat().st_size else np.empty(0, np.uint8)
+        )
 
         def moved(buffer: Buffer) -> Buffer:
             if buffer.kind != "weight":

@@ -97,9 +97,7 @@ def _candidates(inputs: Sequence[TensorSpec], axes: Mapping[str, tuple[int, ...]
 class _Trial:
     """Runs the model on padded inputs. Every method raises PaddingShows where padding shows."""
 
-    def __init__(
-        self, path: Path, model: OnnxModel, dimension: DynamicDimension, needed: Sequence[ZeroNeeded]
-    ) -> None:
+    def __init__(self, path: Path, model: OnnxModel, dimension: DynamicDimension, needed: Sequence[ZeroNeeded]) -> None:
         import onnxruntime as ort
 
         self._model, self._dimension, self._needed, self._ort = model, dimension, needed, ort
@@ -215,8 +213,8 @@ def _is_zero(value: NDArray[Any], axis: int, extent: int, whole: int) -> bool:
 def _compare(name: str, found: NDArray[Any], wanted: NDArray[Any], extent: int) -> None:
     same = found.shape == wanted.shape
     if same and wanted.dtype.kind == "f":
-        most = max(float(np.abs(wanted).max(initial=0.0)), 1e-30)
-        same = bool((np.abs(found - wanted) <= TOLERANCE * most).all())
+        most = float(np.abs(wanted).max(initial=1e-30, where=np.isfinite(wanted)))
+        same = np.allclose(found, wanted, rtol=0.0, atol=TOLERANCE * most, equal_nan=True)
     elif same:
         same = np.array_equal(found, wanted)
     if not same:

@@ -116,9 +116,7 @@ class Compilation(Lowering):
 def import_model(compilation: Compilation) -> None:
     """Read the ONNX file, check it, simplify it, and infer every shape."""
     c = compilation
-    c.model = onnx_model.load_model(
-        c.onnx, c.max_batch, fallback=c.fallback, output_room=c.output_room, fixed=c.fixed
-    )
+    c.model = onnx_model.load_model(c.onnx, c.max_batch, fallback=c.fallback, output_room=c.output_room, fixed=c.fixed)
 
 
 def join_features(compilation: Compilation) -> None:

@@ -25,14 +25,29 @@ POSITION_WISE = frozenset(
         *("Abs", "Add", "And", "Cast", "Ceil", "Celu", "Clip", "Cos", "Div", "Elu", "Equal", "Erf", "Exp", "Floor"),
         *("Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu"),
         *("Less", "LessOrEqual", "Log", "Max", "Min", "Mish", "Mod", "Mul", "Neg", "Not", "Or", "PRelu", "Pow"),
-        *("Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Sqrt", "Sub", "Sum"),
+        *(
+            "Reciprocal",
+            "Relu",
+            "Round",
+            "Selu",
+            "Sigmoid",
+            "Sign",
+            "Sin",
+            "Softplus",
+            "Softsign",
+            "Sqrt",
+            "Sub",
+            "Sum",
+        ),
         *("Tan", "Tanh", "ThresholdedRelu", "Where", "Xor", "Expand"),
     }
 )
 ALONG_AXIS = frozenset({"LogSoftmax", "ArgMax", "ArgMin", "TopK", "Hardmax", "Split", "Concat"})
 # Inputs that may depend on the extent: they show in the shape of the result, or are looked at by themselves.
 LOOKED_AT: Mapping[str, tuple[int, ...]] = {"Reshape": (1,), "Expand": (1,), "Slice": (1, 2, 3, 4), "Gather": (1,)}
-REDUCTIONS = frozenset({f"Reduce{kind}" for kind in ("Max", "Min", "Mean", "Prod", "L1", "L2", "LogSumExp", "SumSquare")})
+REDUCTIONS = frozenset(
+    {f"Reduce{kind}" for kind in ("Max", "Min", "Mean", "Prod", "L1", "L2", "LogSumExp", "SumSquare")}
+)
 
 
 Array: TypeAlias = NDArray[Any]
@@ -145,7 +160,9 @@ class Positions:
                 return not set(axes) & set(range(attribute(node, "axis", -1) % rank, rank))
             case "CumSum":  # at each position, of those before it
                 along = self._constant(node.input[1])
-                return along is not None and (int(along.reshape(-1)[0]) % rank not in axes or not attribute(node, "reverse", 0))
+                return along is not None and (
+                    int(along.reshape(-1)[0]) % rank not in axes or not attribute(node, "reverse", 0)
+                )
             case "Gather":
                 return self._gathers_apart(node, attribute(node, "axis", 0) % rank, axes)
             case "GatherND":
@@ -172,7 +189,9 @@ class Positions:
             yield ZeroNeeded(node.name, sides)
 
     def _reduced(self, node: onnx.NodeProto, rank: int) -> list[int]:
-        given = self._constant(node.input[1]) if len(node.input) > 1 and node.input[1] else attribute(node, "axes", None)
+        given = (
+            self._constant(node.input[1]) if len(node.input) > 1 and node.input[1] else attribute(node, "axes", None)
+        )
         if given is None or not len(given):
             return list(range(rank))
         return [int(axis) % rank for axis in given]

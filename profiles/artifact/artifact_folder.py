@@ -147,7 +147,7 @@ def decode_manifest(raw: bytes, path: Path) -> Manifest:
     """The manifest of the artifact at `path`. Raises ArtifactError for one that this version does not read."""
     try:
         manifest = msgspec.json.decode(raw, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:  # buckets in buckets, without end
         raise ArtifactError(f"{path / MANIFEST}: {error}") from None
     if manifest.schema != SCHEMA:
         raise ArtifactError(f"{path}: artifact schema {manifest.schema}, this version reads {SCHEMA}; compile again")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import chain
 from math import prod
 
-from veltair.profiles.artifact.expected_answer import positions
 from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT
+from veltair.profiles.artifact.expected_answer import positions
 from veltair.profiles.artifact.manifest import ITEM_BYTES, Buffer, Manifest, Port
 
 
@@ -123,7 +123,11 @@ def _dimension(m: Manifest, weights_bytes: int) -> Iterator[str]:
         if m.buckets:
             yield f"{len(m.buckets)} buckets of no dimension"
         return
-    if not 1 <= d.low <= d.high or d.extents[:1] != (d.high,) or list(d.extents) != sorted(set(d.extents), reverse=True):
+    if (
+        not 1 <= d.low <= d.high
+        or d.extents[:1] != (d.high,)
+        or list(d.extents) != sorted(set(d.extents), reverse=True)
+    ):
         yield f"dimension {d.name}: buckets {d.extents} do not descend from {d.high}, the end of {d.low} to {d.high}"
         return
     if len(m.buckets) != len(d.extents) - 1 or d.extents[-1] < d.low:

@@ -1,8 +1,8 @@
 """The dimension of a model that queries may choose beside the batch: a sequence's length, an image's width.
 
-Kernels know fixed shapes. So an artifact holds the model at several extents of the dimension, its *buckets*, and a query
-runs in the smallest one that takes it. What it lacks there is padding, which the compiler has proved to change nothing;
-or the bucket is the largest one alone, its kernels get the extent as an input, and look at no more of the others.
+Kernels know fixed shapes. So an artifact holds the model at several extents of the dimension, its *buckets*, and a
+query runs in the smallest one that takes it. What it lacks there is padding, which the compiler has proved to change
+nothing; or there is one bucket, whose kernels get the extent as an input, and read no more than that of the others.
 """
 
 from __future__ import annotations

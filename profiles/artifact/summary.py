@@ -64,4 +64,6 @@ def summarize(manifest: Manifest) -> str:
     )
     ports = [("input", port) for port in manifest.client_inputs] + [("output", port) for port in manifest.outputs]
     width = max(len(port.name) for _, port in ports)
-    return "\n".join([head, *(f"{side:<6}  {port.name:<{width}}  {describe_port(port, manifest.dimension)}" for side, port in ports)])
+    return "\n".join(
+        [head, *(f"{side:<6}  {port.name:<{width}}  {describe_port(port, manifest.dimension)}" for side, port in ports)]
+    )

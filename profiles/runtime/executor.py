@@ -65,8 +65,8 @@ class Executor:
         *,
         beside: Executor | None = None,
     ) -> None:
-        """`pause`: called between pieces of the weights while they are mapped. `beside`: of the same artifact in another
-        bucket, with which it shares them."""
+        """`pause`: called between pieces of the weights while they are mapped. `beside`: of the same artifact in
+        another bucket, with which it shares them."""
         manifest = artifact.manifest
         missing = set(manifest.features) - cpu_features()
         if missing:

@@ -50,7 +50,9 @@ def announce(
         manifest = tenant.artifact.manifest
         for side, ports in (("input", manifest.client_inputs), ("output", manifest.outputs)):
             for port in ports[:MOST_PORTS]:
-                console.print(f"  {side:<6}  {port.name}  {describe_port(port, manifest.dimension)}", markup=False, soft_wrap=True)
+                console.print(
+                    f"  {side:<6}  {port.name}  {describe_port(port, manifest.dimension)}", markup=False, soft_wrap=True
+                )
             if len(ports) > MOST_PORTS:
                 console.print(f"  {side:<6}  … {len(ports)} in all", markup=False, soft_wrap=True)
     if tenants and config.server.tls is None and not config.clients:

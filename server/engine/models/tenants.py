@@ -16,9 +16,9 @@ def tenants_and_profiles(
 ) -> tuple[tuple[Tenant, ...], dict[str, tuple[ModelProfile, ...]]]:
     """The scheduler's tenants, and the profiles by model. `artifacts` has one for each of `specs`, in order.
 
-    To the scheduler a model has one time for each batch. So each bucket of a model whose queries choose a dimension is a
-    tenant, and a model, of its own: what it plans with is that bucket's times, and only queries of one bucket share a
-    batch.
+    To the scheduler a model has one time for each batch. So each bucket of a model whose queries choose a dimension is
+    a tenant, and a model, of its own: what it plans with is that bucket's times, and only queries of one bucket share
+    a batch.
     """
     digests: dict[str, set[str]] = {}  # by model
     for artifact in artifacts:
