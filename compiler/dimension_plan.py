@@ -11,7 +11,7 @@ from typing import TypeAlias
 from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.onnx_model import load_model, parse_model
-from veltair.compiler.onnx.position_rules import PaddingShows
+from veltair.compiler.onnx.position_rules import PaddingShowsError
 from veltair.compiler.padding_proof import id_bounds, prove_padding
 from veltair.errors import ConfigError
 from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
@@ -55,7 +55,7 @@ def plan_dimension(path: Path, name: str, low: int, high: int, output_room: Outp
     fixed.fix(proto, path)
     try:
         proof = prove_padding(path, name, low, high, axes)
-    except PaddingShows as shown:
+    except PaddingShowsError as shown:
         model = load_model(path, fixed=fixed, output_room=output_room)
         rooms = {port.name: prod(abs(dim) for dim in port.shape) for port in model.outputs}
         rooms |= {name: port.room for name, port in model.sized.items()}
@@ -68,7 +68,7 @@ def plan_dimension(path: Path, name: str, low: int, high: int, output_room: Outp
 
 
 def bucket_extents(low: int, high: int) -> tuple[int, ...]:
-    """Extents to compile at, descending from `high`. At multiples of 32, at most a tenth of what is computed is padding.
+    """Extents to compile at, descending from `high`. At multiples of 32, at most a tenth of them is padding.
 
     >>> bucket_extents(1, 512)
     (512, 448, 384, 320, 256, 224, 192, 160, 128, 96, 64, 32, 16, 8)

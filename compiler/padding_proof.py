@@ -21,7 +21,7 @@ from veltair.compiler.onnx.fixed_extent import FixedExtent
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.node_evaluation import IR_VERSION
 from veltair.compiler.onnx.onnx_model import OnnxModel, load_model
-from veltair.compiler.onnx.position_rules import PaddingShows, Positions, ZeroNeeded
+from veltair.compiler.onnx.position_rules import PaddingShowsError, Positions, ZeroNeeded
 from veltair.compiler.onnx.simplify import describe_error
 from veltair.errors import ModelError
 from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
@@ -50,24 +50,24 @@ class PaddingProof:
 
 
 def prove_padding(path: Path, name: str, low: int, high: int, axes: Mapping[str, tuple[int, ...]]) -> PaddingProof:
-    """Raises PaddingShows with the reason where padding may show; ModelError for a file that cannot be loaded.
+    """Raises PaddingShowsError with the reason where padding may show; ModelError for a file that cannot be loaded.
 
     axes: by input, those that have the dimension `name`, which goes from `low` to `high`.
     """
     other = min(max(low, 2 * high // 3), high - 1)
     large, small = (load_model(path, fixed=FixedExtent(name, extent, batch=BATCH)) for extent in (high, other))
     if large.sized or large.columns:
-        raise PaddingShows("values of its inputs decide the extents of an output, or it computes feature columns")
+        raise PaddingShowsError("values of its inputs decide the extents of an output, or it computes feature columns")
     needed = Positions(large, small, high, other, low).check()
     outputs = {port.name: _axes_of(port, _find(small.outputs, port.name), high, other) for port in large.outputs}
     whole = {n: found for n, found in outputs.items() if found}
-    failure = PaddingShows("no input has the dimension")
+    failure = PaddingShowsError("no input has the dimension")
     for pads in _candidates(large.inputs, axes):
         dimension = DynamicDimension(name, low, high, (high,), {**axes, **whole}, pads=pads)
         trial = _Trial(path, large, dimension, needed)
         try:
             return PaddingProof(pads, trial.masks(), whole)
-        except PaddingShows as error:
+        except PaddingShowsError as error:
             failure = error
     raise failure
 
@@ -75,14 +75,14 @@ def prove_padding(path: Path, name: str, low: int, high: int, axes: Mapping[str,
 def _find(ports: Sequence[TensorSpec], name: str) -> TensorSpec:
     found = next((port for port in ports if port.name == name), None)
     if found is None:
-        raise PaddingShows(f"output {name!r} is another one at another extent")
+        raise PaddingShowsError(f"output {name!r} is another one at another extent")
     return found
 
 
 def _axes_of(large: TensorSpec, small: TensorSpec, extent: int, other: int) -> tuple[int, ...]:
     pairs = list(zip(large.shape, small.shape, strict=True))
     if any(a != b and (a, b) != (extent, other) for a, b in pairs):
-        raise PaddingShows(f"output {large.name!r} has {large.shape} at {extent}, and {small.shape} at {other}")
+        raise PaddingShowsError(f"output {large.name!r} has {large.shape} at {extent}, and {small.shape} at {other}")
     return tuple(axis for axis, (a, b) in enumerate(pairs) if a != b)
 
 
@@ -95,7 +95,7 @@ def _candidates(inputs: Sequence[TensorSpec], axes: Mapping[str, tuple[int, ...]
 
 
 class _Trial:
-    """Runs the model on padded inputs. Every method raises PaddingShows where padding shows."""
+    """Runs the model on padded inputs. Every method raises PaddingShowsError where padding shows."""
 
     def __init__(self, path: Path, model: OnnxModel, dimension: DynamicDimension, needed: Sequence[ZeroNeeded]) -> None:
         import onnxruntime as ort
@@ -122,14 +122,14 @@ class _Trial:
                 feeds[port.name] = np.full_like(feeds[port.name], d.pads.get(port.name, 0))
                 try:
                     self._check(feeds, extents[-1])
-                except PaddingShows:
+                except PaddingShowsError:
                     found.append(self._checked_mask(port))
         return tuple(found)
 
     def _checked_mask(self, port: TensorSpec) -> str:
         alone = self._dimension.axes[port.name] == (len(port.shape) - 1,)
         if not alone or self._bounds[port.name][1] != 1 or self._dimension.pads.get(port.name):
-            raise PaddingShows(f"padding of {port.name!r} shows where all of it is padding")
+            raise PaddingShowsError(f"padding of {port.name!r} shows where all of it is padding")
         return port.name
 
     def _check(self, feeds: Feeds, extent: int) -> None:
@@ -148,14 +148,14 @@ class _Trial:
         whole = self._dimension.high
         for need in self._needed:
             if not any(_is_zero(known[name], axis, extent, whole) for name, axis in need.tensors):
-                raise PaddingShows(f"node {need.node!r} mixes positions, and padded ones count")
+                raise PaddingShowsError(f"node {need.node!r} mixes positions, and padded ones count")
 
     def _run(self, session: Any, names: Sequence[str], feeds: Feeds) -> list[NDArray[Any]]:
         given = {port.name for port in session.get_inputs()}
         try:
             found: list[NDArray[Any]] = session.run(list(names), {n: v for n, v in feeds.items() if n in given})
         except Exception as error:  # ONNX Runtime raises its own types
-            raise PaddingShows(f"ONNX Runtime does not run it: {describe_error(error)}") from None
+            raise PaddingShowsError(f"ONNX Runtime does not run it: {describe_error(error)}") from None
         return found
 
     def _session(self, given: str | bytes) -> Any:
@@ -172,7 +172,7 @@ class _Trial:
         """The model with the tensors that have to be zero as its outputs."""
         model = self._model
         if sum(value.nbytes for value in model.initializers.values()) > MOST_BYTES:
-            raise PaddingShows("its constants are too large to look inside")
+            raise PaddingShowsError("its constants are too large to look inside")
         used = {name for node in model.nodes for name in node.input}
         graph = onnx.helper.make_graph(
             list(model.nodes),
@@ -218,7 +218,7 @@ def _compare(name: str, found: NDArray[Any], wanted: NDArray[Any], extent: int) 
     elif same:
         same = np.array_equal(found, wanted)
     if not same:
-        raise PaddingShows(f"output {name!r} is another one where inputs of extent {extent} are padded")
+        raise PaddingShowsError(f"output {name!r} is another one where inputs of extent {extent} are padded")
 
 
 def id_bounds(model: OnnxModel, name: str) -> tuple[int, int] | None:

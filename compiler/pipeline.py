@@ -113,9 +113,8 @@ class Compilation(Lowering):
     artifact: Artifact = field(init=False)  # as it lies in the draft
 
 
-def import_model(compilation: Compilation) -> None:
+def import_model(c: Compilation) -> None:
     """Read the ONNX file, check it, simplify it, and infer every shape."""
-    c = compilation
     c.model = onnx_model.load_model(c.onnx, c.max_batch, fallback=c.fallback, output_room=c.output_room, fixed=c.fixed)
 
 
@@ -189,9 +188,8 @@ def choose_versions(compilation: Compilation) -> None:
     )
 
 
-def assemble_files(compilation: Compilation) -> None:
+def assemble_files(c: Compilation) -> None:
     """Place every tensor in the arena, pack the weights, and link the kernels."""
-    c = compilation
     c.parts = assemble(c.graph, c.versions, c.batches, c.setting, c.draft, c.progress)
 
 

@@ -245,8 +245,8 @@ def _is_dynamic(proto: onnx.ModelProto, path: Path) -> bool:
                     raise ModelError(f"{where}: dimension {axis} is {dim.dim_value}; expected at least 1, or a name")
             elif axis:
                 raise ModelError(
-                    f"{where}: dimension {axis} is symbolic ({dim.dim_param or 'without a name'}); beside the first, one "
-                    "may be, whose bounds are given (--dim NAME=LOW..HIGH)"
+                    f"{where}: dimension {axis} is symbolic ({dim.dim_param or 'without a name'}); only the first may "
+                    "be, and one whose bounds are given (--dim NAME=LOW..HIGH)"
                 )
             else:
                 dynamic = True

@@ -1,7 +1,7 @@
 """Which operators keep the positions along a dimension apart, and which mix them only where the padded ones are zero.
 
-`check_positions` walks a model that was loaded at two extents. The axes whose extents differ are those of the dimension;
-what a node does along them follows from its operator. Position-wise operators need no more. A matrix product, a sum or
+`Positions` walks a model that was loaded at two extents. The axes whose extents differ are those of the dimension; what
+a node does along them follows from its operator. Position-wise operators need no more. A matrix product, a sum or
 a softmax along the dimension mixes positions: padding does not show in it where every padded position is zero in one
 operand (of a softmax: in its result), which values tell (`padding_proof`). Everything else is refused.
 """
@@ -53,7 +53,7 @@ REDUCTIONS = frozenset(
 Array: TypeAlias = NDArray[Any]
 
 
-class PaddingShows(Exception):
+class PaddingShowsError(Exception):
     """Why padding along the dimension may change what the model computes."""
 
 
@@ -86,10 +86,10 @@ class Positions:
     axes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # those of the dimension, by tensor
 
     def check(self) -> list[ZeroNeeded]:
-        """What has to be zero. Raises PaddingShows."""
+        """What has to be zero. Raises PaddingShowsError."""
         shapes, others = self.large.values, self.small.values
         if [(n.op_type, *n.output) for n in self.large.nodes] != [(n.op_type, *n.output) for n in self.small.nodes]:
-            raise PaddingShows("the model has other nodes at another extent")
+            raise PaddingShowsError("the model has other nodes at another extent")
         for name, spec in shapes.items():
             self.axes[name] = self._axes(name, spec.shape, others[name].shape if name in others else ())
         data = {
@@ -105,11 +105,11 @@ class Positions:
 
     def _axes(self, name: str, large: tuple[int, ...], small: tuple[int, ...]) -> tuple[int, ...]:
         if len(large) != len(small):
-            raise PaddingShows(f"tensor {name!r} has other dimensions at another extent")
+            raise PaddingShowsError(f"tensor {name!r} has other dimensions at another extent")
         found = tuple(axis for axis, (a, b) in enumerate(zip(large, small, strict=True)) if a != b)
         for axis in found:  # a multiple: rows of one batch after the other
             if large[axis] * self.other != small[axis] * self.extent or large[axis] % self.extent:
-                raise PaddingShows(f"tensor {name!r} has {large[axis]} where the dimension has {self.extent}")
+                raise PaddingShowsError(f"tensor {name!r} has {large[axis]} where the dimension has {self.extent}")
         return found
 
     def _check_constant(self, name: str, value: Array) -> None:
@@ -117,10 +117,10 @@ class Positions:
         other = self.small.initializers.get(name)
         axes = self.axes.get(name, ())
         if other is None or any(value.shape[axis] != self.extent for axis in axes):
-            raise PaddingShows(f"constant {name!r} depends on the extent")
+            raise PaddingShowsError(f"constant {name!r} depends on the extent")
         cut = self._first(name, value)
         if cut is not other and not np.array_equal(cut, other, equal_nan=value.dtype.kind == "f"):
-            raise PaddingShows(f"constant {name!r} depends on the extent")
+            raise PaddingShowsError(f"constant {name!r} depends on the extent")
 
     def _first(self, name: str, value: Array) -> Array:
         """A constant as far as it is of the smaller extent."""
@@ -134,7 +134,7 @@ class Positions:
         op, first = node.op_type, node.input[0]
         axes, rank = self.axes[first], len(self._shape(first))
         if node.domain not in ("", "ai.onnx"):
-            raise PaddingShows(f"node {node.name!r}: {op} may mix positions")
+            raise PaddingShowsError(f"node {node.name!r}: {op} may mix positions")
         if op in POSITION_WISE:
             return
         if op == "MatMul":
@@ -149,7 +149,7 @@ class Positions:
             for axis in set(self._reduced(node, rank)) & set(axes):
                 yield ZeroNeeded(node.name, ((first, axis),))
         elif not self._keeps_apart(node, axes, rank):
-            raise PaddingShows(f"node {node.name!r}: {op} may mix positions")
+            raise PaddingShowsError(f"node {node.name!r}: {op} may mix positions")
 
     def _keeps_apart(self, node: onnx.NodeProto, axes: tuple[int, ...], rank: int) -> bool:
         op, first = node.op_type, node.input[0]
@@ -239,9 +239,11 @@ class Positions:
     def _slices_apart(self, node: onnx.NodeProto, axes: tuple[int, ...], rank: int) -> bool:
         names = [node.input[place] if place < len(node.input) else "" for place in range(1, 5)]
         found = [self._constant(name) if name else None for name in names]
-        if any(name and value is None for name, value in zip(names, found, strict=True)) or found[0] is None:
-            return False
         begins, ends = found[0], found[1]
+        if any(name and value is None for name, value in zip(names, found, strict=True)):
+            return False
+        if begins is None or ends is None:
+            return False
         if not np.array_equal(begins, self.small.initializers.get(names[0], ())):
             return False
         along = range(len(begins)) if found[2] is None else found[2]

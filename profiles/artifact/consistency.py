@@ -156,4 +156,5 @@ def _dimension(m: Manifest, weights_bytes: int) -> Iterator[str]:
                 axes = d.axes.get(port.name, ())
                 wanted = (0,) if d.exact and side == "output" else (extent,)
                 if any(not 0 <= axis < len(port.shape) or port.shape[axis] not in wanted for axis in axes):
-                    yield f"bucket {extent} of dimension {d.name}: {side} {port.name} is {list(port.shape)} in axes {axes}"
+                    where = f"bucket {extent} of dimension {d.name}"
+                    yield f"{where}: {side} {port.name} is {list(port.shape)} in axes {axes}"

@@ -76,9 +76,9 @@ class Executor:
         if "amx_bf16" in manifest.features:
             permit_tiles()
         self.manifest = manifest
-        self._library = beside._library if beside else load_library(artifact.library)
+        self._library: Any = beside._library if beside else load_library(artifact.library)
         self._kernels = KernelTable(manifest.layers, self._library)
-        self._weights = beside._weights if beside else _map_weights(artifact, pause)
+        self._weights: NDArray[np.uint8] = beside._weights if beside else _map_weights(artifact, pause)
         self._onnx_layers = [self._hold_onnx_layer(layer) for layer in manifest.layers if layer.op == ONNX_LAYER]
         self._arena = aligned_zeros((max(manifest.arena_bytes, 1),), "uint8")
         self._tensors: dict[int, dict[int, Any]] = {}  # batch -> buffer index -> tensor

@@ -134,8 +134,7 @@ class AbortQuery(Message, frozen=True):
 
 
 class LoadModel(Message, frozen=True):
-    """Serve one more: `LoadModel(tenant)`. The engine answers with `ModelLoaded` or `ModelFailed`; until then there are
-    no queries of it. To a worker: hold it, and answer likewise."""
+    """Serve one more, or hold it: `LoadModel(tenant)`. Engine and workers answer `ModelLoaded` or `ModelFailed`."""
 
     tenant: TenantSpec
 
@@ -147,7 +146,7 @@ class UnloadModel(Message, frozen=True):
 
 
 class GetStatus(Message, frozen=True):
-    """The engine answers with an `EngineStatus`, with blocks that ended after the cursor `since`: `GetStatus(since=0)`.
+    """The engine answers with an `EngineStatus`, with blocks that ended after the cursor `since`.
 
     >>> msgspec.msgpack.decode(msgspec.msgpack.encode(GetStatus()))
     {'type': 'GetStatus', 'since': None}
@@ -171,9 +170,9 @@ class EngineReady(Message, frozen=True):
 
 
 class WorkersLeft(Message, frozen=True):
-    """So many workers can take queries by now, after one has died or come: `WorkersLeft(workers=3)`."""
+    """After one has died or come: `WorkersLeft(workers=3)`."""
 
-    workers: int
+    workers: int  # that can take queries by now
 
 
 class WorkerDied(Message, frozen=True):

@@ -117,8 +117,8 @@ def _print(found: Artifact) -> None:
     )
     console.print(_describe_answer(manifest.answer), highlight=False, soft_wrap=True)
     if manifest.dimension is not None:
-        alone = ", ".join(f"{extent} {ns / 1e6:.2f}" for extent, ns in _alone_ns(manifest))
-        text = f"{describe_dimension(manifest.dimension)}; alone, ms: {alone}; the layers are those at the first"
+        listed = ", ".join(f"{extent} {ns / 1e6:.2f}" for extent, ns in _alone_ns(manifest))
+        text = f"{describe_dimension(manifest.dimension)}; alone, ms: {listed}; the layers are those at the first"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     cores = len(manifest.layers[0].versions[0].latency_ns[0][0]) if manifest.layers else 0
     for line in found.summary().splitlines()[2:]:

@@ -64,7 +64,8 @@ def show(report: VerificationReport, console: Console) -> None:
     console.print(
         f"{verdict}: {report.versions} versions of {report.layers} layers, batches "
         f"{', '.join(map(str, report.batches))}, {extents}1 … {report.cores} cores; "
-        f"largest error {report.max_abs_err:.3g}, {report.max_rel_err:.2e} of the largest value (allowed {report.tolerance:g}), "
+        f"largest error {report.max_abs_err:.3g}, "
+        f"{report.max_rel_err:.2e} of the largest value (allowed {report.tolerance:g}), "
         f"cosine {report.min_cosine:.6f}; of a layer {report.max_layer_err:.2e}",
         highlight=False,
         soft_wrap=True,

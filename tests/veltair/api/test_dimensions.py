@@ -1,4 +1,4 @@
-"""Models whose queries choose a dimension, against ONNX Runtime: compiled, verified, in process and through a daemon."""
+"""Models whose queries choose a dimension, against ONNX Runtime: verified, in process and through a daemon."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_queries_that_do_not_fit(daemon: veltair.Daemon, folder: Path) -> None:
 
 
 def test_without_onnx_runtime_only_what_pads(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="would be left to ONNX Runtime: .*ReduceMean"):
+    with pytest.raises(ModelError, match=r"would be left to ONNX Runtime: .*ReduceMean"):
         veltair.compile(folder / "mean.onnx", tmp_path / "a", dims={"seq": (1, 9)}, fallback=False)
     with pytest.raises(ModelError, match="is symbolic"):
         veltair.compile(folder / "mean.onnx", tmp_path / "a")
