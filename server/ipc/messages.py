@@ -109,10 +109,9 @@ class ConfigureEngine(Message, frozen=True):
 
 
 class InferQuery(Message, frozen=True):
-    """Run a query whose inputs lie in its slot. The engine sends exactly one `QueryEnded`, which frees the slot.
+    """Run a query whose inputs lie in its slot. The engine sends exactly one `QueryEnded`, which frees the slot::
 
-    >>> InferQuery(7, tenant=0, slot=3, batch=1, arrival_ns=100, deadline_ns=None).slot
-    3
+    InferQuery(7, tenant=0, slot=3, batch=1, arrival_ns=100, deadline_ns=None)
     """
 
     query: int  # unique and ascending within an engine's life
