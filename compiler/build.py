@@ -8,16 +8,20 @@ from pathlib import Path
 
 from rich.progress import Progress
 
+from veltair.compiler.dimension_plan import Bounds, DimensionPlan, plan_dimension
 from veltair.compiler.embedding.table_storage import TableStorage
+from veltair.compiler.joined_buckets import JoinedBuckets
+from veltair.compiler.onnx.fixed_extent import FixedExtent
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM
 from veltair.compiler.phase_dump import PhaseDump
 from veltair.compiler.pipeline import PHASES, Compilation
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.tuning.kernel_cache import KernelCache
 from veltair.compiler.tuning.precision import Precision, dots_pay, pick_precision
+from veltair.errors import ModelError
 from veltair.machine.isa import ISAS, cpu_features, isa_features
 from veltair.machine.topology import usable_machine
-from veltair.profiles.artifact.artifact_folder import Artifact, write_artifact
+from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact, write_artifact
 from veltair.profiles.artifact.manifest import LevelSource, Storage
 from veltair.profiles.records.tuning_records import RecordStore
 
@@ -38,6 +42,7 @@ def compile_model(
     tables: Storage = "fp32",
     fallback: bool = True,
     output_room: int = OUTPUT_ROOM,
+    dimension: Bounds | None = None,
     progress: Progress | None = None,
     store: RecordStore | None = None,
     cache: KernelCache | None = None,
@@ -61,6 +66,7 @@ def compile_model(
         fallback: whether ONNX Runtime may run what nothing of ours computes.
         output_room: elements for each sample of an output whose extents values decide; larger ones are refused when
             the model is served.
+        dimension: the name of one that the file leaves open beside the batch, and its bounds (`dimension_plan`).
         store: tuning records; the shipped ones and the user's by default.
         cache: objects and times of earlier compiles; by default none are used, and none kept.
         dump: a folder for the state after each phase, one text file each.
@@ -72,33 +78,57 @@ def compile_model(
     chosen = pick_precision(precision, offered, isa, dots_pay)
     used = offered if chosen == "bf16" else offered & ISAS["avx512"]  # fp32 code has no use for the rest
     phase_dump = PhaseDump(dump) if dump else None
+    plan = None if dimension is None else _plan(onnx, dimension, output_room, features, fallback=fallback)
     with (
         write_artifact(out) as draft,
         tempfile.TemporaryDirectory(prefix="veltair-compile-") as scratch,
         Meter(usable_machine().cores) as meter,
     ):
-        compilation = Compilation(
-            precision=chosen,
-            storage=TableStorage(tables, Path(scratch)),
-            fallback=fallback,
-            output_room=output_room,
-            onnx=onnx,
-            name=name or onnx.stem,
-            max_batch=max_batch,
-            description=features,
-            qos_ns=qos_ns,
-            trials=trials,
-            level_source=levels,
-            isa=used,
-            draft=draft,
-            scratch=Path(scratch),
-            meter=meter,
-            store=store or RecordStore(used, fresh=fresh),
-            cache=cache or KernelCache(),
-            progress=progress or Progress(disable=True),
-        )
-        for phase in PHASES:
-            phase(compilation)
-            if phase_dump:
-                phase_dump.write(phase.__name__, compilation)
-    return replace(compilation.artifact, path=out)
+
+        def compiled(folder: Path, fixed: FixedExtent | None = None) -> Compilation:
+            compilation = Compilation(
+                precision=chosen,
+                storage=TableStorage(tables, Path(scratch)),
+                fallback=fallback,
+                output_room=plan.output_room if plan else output_room,
+                fixed=fixed,
+                onnx=onnx,
+                name=name or onnx.stem,
+                max_batch=max_batch,
+                description=features,
+                qos_ns=qos_ns,
+                trials=trials,
+                level_source=levels,
+                isa=used,
+                draft=folder,
+                scratch=Path(scratch),
+                meter=meter,
+                store=store or RecordStore(used, fresh=fresh),
+                cache=cache or KernelCache(),
+                progress=progress or Progress(disable=True),
+            )
+            for phase in PHASES:
+                phase(compilation)
+                if phase_dump:
+                    phase_dump.write(phase.__name__, compilation)
+            return compilation
+
+        if plan is None:
+            return replace(compiled(draft).artifact, path=out)
+        with JoinedBuckets(draft, plan.dimension) as joined:
+            for fixed in plan.fixed:
+                with tempfile.TemporaryDirectory(dir=scratch) as folder:
+                    made = compiled(Path(folder), fixed)
+                    joined.add(made.artifact, [v.object_file for group in made.versions.values() for v in group])
+        return replace(load_artifact(draft), path=out)
+
+
+def _plan(onnx: Path, dimension: Bounds, output_room: int, features: Path | None, *, fallback: bool) -> DimensionPlan:
+    """Raises ModelError where the other options forbid it."""
+    plan = plan_dimension(onnx, *dimension, output_room)
+    where = f"{onnx}: dimension {plan.dimension.name!r}"
+    if features is not None:
+        raise ModelError(f"{where}: a model with a feature description has no dimension beside the batch")
+    if plan.dimension.exact and not fallback:
+        raise ModelError(f"{where} would be left to ONNX Runtime: {plan.dimension.reason}")
+    return plan

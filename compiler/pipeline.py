@@ -30,7 +30,8 @@ from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.kernels.fallback.fallback_import import FallbackImporter
 from veltair.compiler.onnx import onnx_model
-from veltair.compiler.onnx.folding.sized_outputs import client_ports
+from veltair.compiler.onnx.fixed_extent import FixedExtent
+from veltair.compiler.onnx.folding.sized_outputs import OutputRoom, client_ports
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns import by_operator
 from veltair.compiler.patterns.recommendation.feature_columns import round_columns
@@ -91,7 +92,8 @@ class Compilation(Lowering):
     onnx: Path
     name: str
     max_batch: int | None  # of a dynamic batch; None: as the file says
-    output_room: int  # elements for each sample of an output whose extents values decide
+    output_room: OutputRoom  # elements for each sample of an output whose extents values decide
+    fixed: FixedExtent | None = None  # of a dimension beside the batch that the file leaves open
     description: Path | None  # a feature description
     qos_ns: int | None  # the latency target that was asked for
     trials: int | None  # see `search`
@@ -113,10 +115,9 @@ class Compilation(Lowering):
     artifact: Artifact = field(init=False)  # as it lies in the draft
 
 
-def import_model(compilation: Compilation) -> None:
+def import_model(c: Compilation) -> None:
     """Read the ONNX file, check it, simplify it, and infer every shape."""
-    c = compilation
-    c.model = onnx_model.load_model(c.onnx, c.max_batch, fallback=c.fallback, output_room=c.output_room)
+    c.model = onnx_model.load_model(c.onnx, c.max_batch, fallback=c.fallback, output_room=c.output_room, fixed=c.fixed)
 
 
 def join_features(compilation: Compilation) -> None:
@@ -188,9 +189,8 @@ def choose_versions(compilation: Compilation) -> None:
     )
 
 
-def assemble_files(compilation: Compilation) -> None:
+def assemble_files(c: Compilation) -> None:
     """Place every tensor in the arena, pack the weights, and link the kernels."""
-    c = compilation
     c.parts = assemble(c.graph, c.versions, c.batches, c.setting, c.draft, c.progress)
 
 

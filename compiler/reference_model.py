@@ -14,6 +14,7 @@ from veltair.compiler.features.feature_reference import reference_inputs as colu
 from veltair.compiler.features.from_onnx.standard_copy import HashedIds, standard_copy
 from veltair.compiler.features.random_features import RawValues
 from veltair.errors import ModelError
+from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.profiles.artifact.output_layout import write_tensors
 from veltair.profiles.artifact.strings import Strings
@@ -47,7 +48,7 @@ class ReferenceModel:
 
     def outputs(self, feeds: Mapping[str, NDArray[Any]], raw: Mapping[str, RawValues], batch: int) -> Arrays:
         """What `Manifest.output_tensors` hold. `raw`: the features that its other inputs are computed from."""
-        given = dict(feeds)
+        given = {name: value for name, value in feeds.items() if name != EXTENT_INPUT}
         if self._front:
             # A column's input may have the name of its feature.
             computed = dict(raw) | columns_of(self._front.description, raw, self._front.tables)
@@ -55,11 +56,15 @@ class ReferenceModel:
                 if value.name in computed:
                     given[value.name] = _as_onnx_input(value, computed[value.name])
             given |= {ids.name: ids.values(raw[ids.source.name]) for ids in self._hashed}
+        return write_tensors(self._manifest, self.plain_outputs(given, batch), batch)
+
+    def plain_outputs(self, given: Mapping[str, Any], batch: int) -> Arrays:
+        """The model's outputs, in the manifest's order."""
         try:
-            found: Arrays = self._session.run([port.name for port in self._manifest.outputs], given)
+            found: Arrays = self._session.run([port.name for port in self._manifest.outputs], dict(given))
         except Exception as error:  # ONNX Runtime raises its own types
             raise ModelError(f"{self._model}: ONNX Runtime cannot run it at batch {batch}: {error}") from None
-        return write_tensors(self._manifest, found, batch)
+        return found
 
 
 def _as_onnx_input(value: Any, given: NDArray[Any] | Strings) -> NDArray[Any]:

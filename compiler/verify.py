@@ -24,7 +24,7 @@ from veltair.compiler.features.feature_model import FeatureModel, join_features
 from veltair.compiler.features.random_features import draw_features
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.recommendation import LookupFamily, LookupParameters
-from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM
+from veltair.compiler.onnx.fixed_extent import FixedExtent
 from veltair.compiler.onnx.logits import OutputActivation, find_probabilities
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.onnx.onnx_model import load_model as load_onnx
@@ -32,6 +32,7 @@ from veltair.compiler.pipeline import lower
 from veltair.compiler.reference_model import ReferenceModel
 from veltair.compiler.tuning.correctness import LOOKUPS, largest_errors, layer_tolerance
 from veltair.compiler.tuning.layer_reference import reference_outputs, unpack_activation
+from veltair.compiler.verified_extents import compare_extents
 from veltair.errors import ModelError
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import Artifact
@@ -64,6 +65,7 @@ class VerificationReport:
     versions: int
     batches: tuple[int, ...]
     cores: int
+    extents: tuple[int, ...] = ()  # of the dimension that queries choose
     max_abs_err: float = 0.0
     max_rel_err: float = 0.0
     min_cosine: float = 1.0
@@ -74,6 +76,17 @@ class VerificationReport:
     @property
     def ok(self) -> bool:
         return not self.mismatches
+
+    def add(self, other: VerificationReport, where: str) -> None:
+        """Take in what was found of the model at one of its extents."""
+        self.layers, self.versions = self.layers + other.layers, self.versions + other.versions
+        self.batches, self.cores = other.batches, other.cores
+        self.max_abs_err = max(self.max_abs_err, other.max_abs_err)
+        self.max_rel_err = max(self.max_rel_err, other.max_rel_err)
+        self.min_cosine = min(self.min_cosine, other.min_cosine)
+        self.max_table_err = max(self.max_table_err, other.max_table_err)
+        self.max_layer_err = max(self.max_layer_err, other.max_layer_err)
+        self.mismatches += [f"{where}: {mismatch}" for mismatch in other.mismatches]
 
     def record_output(
         self, found: NDArray[Any], expected: NDArray[Any], where: str, activation: OutputActivation | None = None
@@ -108,7 +121,8 @@ def cosine_similarity(found: NDArray[Any], expected: NDArray[Any]) -> float:
 
 
 def verify(found: Artifact, model: Path, features: Path | None = None) -> VerificationReport:
-    """Compare an artifact with ONNX Runtime.
+    """Compare an artifact with ONNX Runtime; where queries choose a dimension, each of its buckets, and then queries of
+    several extents.
 
     Raises ModelError when the files cannot be run or are not those that the artifact was compiled from.
 
@@ -117,9 +131,34 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Verifi
         features: a description of the features that some inputs are computed from; ONNX Runtime gets the inputs that
             the reference computes from random features.
     """
+    dimension = found.manifest.dimension
+    if dimension is None:
+        return _verify_bucket(found, model, features)
+    ids = {p.name: (p.low, p.high) for p in found.manifest.client_inputs if p.low is not None and p.high is not None}
+    buckets = [
+        (bucket, FixedExtent(dimension.name, extent, dimension.exact, ids=ids))
+        for bucket, extent in zip(found.buckets(), dimension.extents, strict=True)
+    ]
+    whole = VerificationReport(found.manifest.tolerance, 0, 0, (), 0)
+    for bucket, fixed in buckets:
+        whole.add(_verify_bucket(bucket, model, features, fixed), f"{fixed.name} {fixed.extent}")
+    rng = np.random.default_rng(SEED)
+    reference = ReferenceModel(model, found.manifest, None)
+    activations = find_probabilities(load_onnx(model, found.manifest.max_batch, fixed=buckets[0][1]))
+
+    def record(name: str, output: NDArray[Any], expected: NDArray[Any], where: str) -> None:
+        whole.record_output(output, expected, f"output {name}, {where}", activations.get(name))
+
+    whole.extents = compare_extents(found, reference, lambda port, batch: _draw(port, batch, rng), record)
+    return whole
+
+
+def _verify_bucket(
+    found: Artifact, model: Path, features: Path | None, fixed: FixedExtent | None = None
+) -> VerificationReport:
     manifest = found.manifest
-    room = max((port.room for port in manifest.outputs), default=0) or OUTPUT_ROOM
-    loaded = load_onnx(model, manifest.max_batch, output_room=room)
+    rooms = {port.name: port.room for port in manifest.outputs if port.room}
+    loaded = load_onnx(model, manifest.max_batch, output_room=rooms, fixed=fixed)
     described = load_features(features) if features else None
     with tempfile.TemporaryDirectory(prefix="veltair-verify-") as folder:
         kept = TableStorage(manifest.tables, Path(folder))

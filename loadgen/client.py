@@ -86,6 +86,21 @@ class RawFeature(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenDimension:
+    """A dimension beside the batch that each query chooses.
+
+    >>> ChosenDimension("seq", low=1, high=512, axes={"ids": (1,)}).masks
+    ()
+    """
+
+    name: str
+    low: int  # both bounds are inclusive
+    high: int
+    axes: dict[str, tuple[int, ...]]  # by input
+    masks: tuple[str, ...] = ()  # inputs of 0 and 1, with a 1 in each row
+
+
+@dataclass(frozen=True, slots=True)
 class ModelMetadata:
     """What the server says of a model.
 
@@ -98,6 +113,7 @@ class ModelMetadata:
     id_ranges: dict[str, tuple[int, int]] = field(default_factory=dict)  # input -> ids that it may hold, inclusive
     features: dict[str, RawFeature] = field(default_factory=dict)  # by input
     max_batch: int | None = None  # None: the server does not say
+    dimension: ChosenDimension | None = None  # None: the server tells of none
 
 
 class InferenceClient(Protocol):

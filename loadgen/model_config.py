@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from veltair.errors import ConfigError
-from veltair.loadgen.client import ModelMetadata, RawFeature, TensorMetadata
+from veltair.loadgen.client import ChosenDimension, ModelMetadata, RawFeature, TensorMetadata
 
 T = TypeVar("T")
 
@@ -22,7 +22,11 @@ def build_metadata(name: str, inputs: Sequence[TensorMetadata], parameters: Mapp
     ranges = parse_id_ranges(parameters.get("id_range", "{}"))
     features = _read("features", parameters.get("features", "{}"), dict[str, RawFeature])
     max_batch = _read("max_batch", parameters["max_batch"], int) if "max_batch" in parameters else None
-    return ModelMetadata(name, tuple(inputs), ranges, features, max_batch)
+    text = parameters.get("dimension")
+    dimension = None if text is None else _read("dimension", text, ChosenDimension)
+    if dimension is not None and not 1 <= dimension.low <= dimension.high:
+        raise ConfigError(f"the server's dimension: expected bounds from 1 on, got {text:.200}")
+    return ModelMetadata(name, tuple(inputs), ranges, features, max_batch, dimension)
 
 
 def parse_id_ranges(text: str) -> dict[str, tuple[int, int]]:

@@ -32,7 +32,8 @@ def draw_payloads(
     """Several payloads of a model, of the given or drawn batch sizes.
 
     Floats are normal; integers are uniform in the input's id range, 0 where the server states none. Raw features are
-    integers of 40 bits, and texts of decimal numbers that fill half of their room on average.
+    integers of 40 bits, and texts of decimal numbers that fill half of their room on average. A dimension that queries
+    choose is uniform within its bounds, and masks along it are all ones.
 
     Raises ConfigError for an input that cannot be drawn, and for a batch size where the batch is fixed.
     """
@@ -55,16 +56,25 @@ def _draw_sizes(
 
 
 def _draw_payload(meta: ModelMetadata, size: int, rng: np.random.Generator) -> Tensors:
-    return {tensor.name: _draw_tensor(meta, tensor, size, rng) for tensor in meta.inputs}
+    d = meta.dimension
+    extent = 0 if d is None else int(rng.integers(d.low, d.high, endpoint=True))
+    return {tensor.name: _draw_tensor(meta, tensor, size, extent, rng) for tensor in meta.inputs}
 
 
 def _draw_tensor(
-    meta: ModelMetadata, tensor: TensorMetadata, size: int, rng: np.random.Generator
+    meta: ModelMetadata, tensor: TensorMetadata, size: int, extent: int, rng: np.random.Generator
 ) -> NDArray[np.generic]:
+    """`extent`: of the model's dimension."""
     where = f"model `{meta.name}`, input `{tensor.name}`"
-    shape = tuple(size if axis == 0 and n == -1 else n for axis, n in enumerate(tensor.shape))
+    chosen = meta.dimension.axes.get(tensor.name, ()) if meta.dimension else ()
+    shape = tuple(
+        extent if axis in chosen else size if axis == 0 and n == -1 else n for axis, n in enumerate(tensor.shape)
+    )
     if any(n < 0 for n in shape):
-        raise ConfigError(f"{where}: shape {list(tensor.shape)}: only the first dimension may be dynamic")
+        raise ConfigError(
+            f"{where}: shape {list(tensor.shape)}: only the first dimension may be dynamic, and one that the server "
+            "states the bounds of"
+        )
     feature = meta.features.get(tensor.name)
     if tensor.datatype == "BYTES":
         return draw_texts(feature or RawFeature(), shape, rng)
@@ -73,6 +83,8 @@ def _draw_tensor(
         raise ConfigError(f"{where}: cannot draw {tensor.datatype}, expected one of {', '.join(DTYPES)}, BYTES")
     if tensor.datatype == "BF16":
         return (rng.standard_normal(shape, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    if meta.dimension and tensor.name in meta.dimension.masks:
+        return np.ones(shape, dtype)
     if dtype.kind == "f":
         return rng.standard_normal(shape).astype(dtype)
     if dtype.kind == "b":

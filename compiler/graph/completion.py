@@ -86,6 +86,8 @@ def _shared_halos(halos: Mapping[str, Halo], slices: Mapping[str, Slice]) -> dic
 def _input_port(name: str, view: ModelView) -> Port:
     """An input; where it is the ids of a Gather, its values are bounded by the shortest table."""
     spec = view.values[name]
+    if name in view.model.bounds:
+        return Port(name, spec.dtype, spec.shape, *view.model.bounds[name])
     rows = [
         view.shape_of(node.input[0])[attribute(node, "axis", 0)]
         for node in view.users_of(name)

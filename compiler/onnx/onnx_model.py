@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from veltair.compiler.features.from_onnx.column_reader import TEXTUAL, ExtractedColumns, extract_columns
 from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables
+from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
-from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM
+from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
 from veltair.compiler.onnx.quantised_nodes import QuantisedConstant, find_quantised, separate_quantisation
 from veltair.compiler.onnx.quantised_tables import extract_quantised_tables
@@ -72,6 +73,7 @@ class OnnxModel:
     other_opsets: Mapping[str, int] = field(default_factory=dict)  # of the domains RUN_ELSEWHERE, by domain
     sized: Mapping[str, Port] = field(default_factory=dict)  # outputs whose extents values decide, as clients see them
     quantised: Mapping[str, QuantisedConstant] = field(default_factory=dict)  # initializers that were 8-bit integers
+    bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of inputs, where no Gather tells them
 
     @property
     def stated_qos_ns(self) -> int:
@@ -84,17 +86,26 @@ class OnnxModel:
 
 
 def load_model(
-    path: Path, max_batch: int | None = None, *, fallback: bool = True, output_room: int = OUTPUT_ROOM
+    path: Path,
+    max_batch: int | None = None,
+    *,
+    fallback: bool = True,
+    output_room: OutputRoom = OUTPUT_ROOM,
+    fixed: FixedExtent | None = None,
 ) -> OnnxModel:
     """Read, check and simplify a model.
 
     max_batch: limits a symbolic first dimension, and has no effect on models without one.
     fallback: whether ONNX Runtime may run nodes whose shapes cannot be told.
     output_room: elements for each sample of an output whose extents values decide.
+    fixed: the extent of a dimension beside the batch that the file leaves open.
 
     Only a temporary folder is written. Raises ModelError, which names the tensor or node and what was expected.
     """
-    proto = _parse(path)
+    proto = parse_model(path)
+    axes = open_axes(proto, fixed.name) if fixed else {}
+    if fixed:
+        fixed.fix(proto, path)
     check_nodes(proto, path)
     _name_nodes(proto)
     stored = extract_quantised_tables(proto, path, frozenset(TEXTUAL))
@@ -108,6 +119,8 @@ def load_model(
         tables = extract_tables(proto, path, Path(folder))
         dynamic = _is_dynamic(proto, path)
         proto = _up_to_date(proto, path, Path(folder))
+        if fixed:
+            fixed.cut_inputs(proto, axes)
         put_steps_first(proto.graph)
         limit = _max_batch(metadata, max_batch, path) if dynamic else 1
         _check_sizes(proto, limit, held, path)
@@ -138,7 +151,8 @@ def load_model(
     opset = next(o.version for o in simple.opset_import if o.domain in STANDARD)
     others = {o.domain: o.version for o in simple.opset_import if o.domain in RUN_ELSEWHERE}
     own = limit, metadata, columns, folded.mergeable, others, folded.sized, quantised
-    return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, *own)
+    bounds = fixed.bounds if fixed else {}
+    return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, *own, bounds)
 
 
 def _check_sizes(proto: onnx.ModelProto, batch: int, held: int, path: Path) -> None:
@@ -147,8 +161,8 @@ def _check_sizes(proto: onnx.ModelProto, batch: int, held: int, path: Path) -> N
         check_sizes(proto, infer_shapes(proto, batch, path, values_too=values_too), held, path)
 
 
-def _parse(path: Path) -> onnx.ModelProto:
-    """Return the protobuf; external data is not read yet."""
+def parse_model(path: Path) -> onnx.ModelProto:
+    """The protobuf of a file; external data is not read yet. Raises ModelError."""
     try:
         size = path.stat().st_size
         if not path.is_file():
@@ -241,7 +255,10 @@ def _is_dynamic(proto: onnx.ModelProto, path: Path) -> bool:
                 if dim.dim_value < 1:
                     raise ModelError(f"{where}: dimension {axis} is {dim.dim_value}; expected at least 1, or a name")
             elif axis:
-                raise ModelError(f"{where}: dimension {axis} is symbolic; only the first may be")
+                raise ModelError(
+                    f"{where}: dimension {axis} is symbolic ({dim.dim_param or 'without a name'}); only the first may "
+                    "be, and one whose bounds are given (--dim NAME=LOW..HIGH)"
+                )
             else:
                 dynamic = True
     return dynamic

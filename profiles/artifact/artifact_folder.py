@@ -19,8 +19,9 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -50,6 +51,10 @@ class CheckedArtifact(ABC):
         """Profiles by batch size, ascending: one for each size that was timed."""
         m = self.manifest
         return tuple(_profile(m, self.digest, i) for i in range(len(m.batches)))
+
+    def buckets(self) -> tuple[Self, ...]:
+        """The model at each extent of the dimension that queries choose, the largest first; else the model alone."""
+        return (self, *(replace(self, manifest=bucket) for bucket in self.manifest.buckets))
 
     @property
     @abstractmethod
@@ -143,7 +148,7 @@ def decode_manifest(raw: bytes, path: Path) -> Manifest:
     """The manifest of the artifact at `path`. Raises ArtifactError for one that this version does not read."""
     try:
         manifest = msgspec.json.decode(raw, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:  # buckets in buckets, without end
         raise ArtifactError(f"{path / MANIFEST}: {error}") from None
     if manifest.schema != SCHEMA:
         raise ArtifactError(f"{path}: artifact schema {manifest.schema}, this version reads {SCHEMA}; compile again")

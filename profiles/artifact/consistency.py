@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from itertools import chain
 from math import prod
 
+from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT
 from veltair.profiles.artifact.expected_answer import positions
-from veltair.profiles.artifact.manifest import ITEM_BYTES, Buffer, Manifest
+from veltair.profiles.artifact.manifest import ITEM_BYTES, Buffer, Manifest, Port
 
 
 def find_inconsistency(m: Manifest, weights_bytes: int) -> str:
     """The first fault of a manifest, as a message; empty when there is none."""
-    return next(chain(_packed_buffers(m), _sizes(m), _buffers(m, weights_bytes), _layers(m), _answer(m)), "")
+    own = chain(_packed_buffers(m), _sizes(m), _buffers(m, weights_bytes), _layers(m), _answer(m))
+    return next(chain(own, _dimension(m, weights_bytes)), "")
 
 
 def _sizes(m: Manifest) -> Iterator[str]:
@@ -112,3 +114,47 @@ def _answer(m: Manifest) -> Iterator[str]:
         count = len(positions(prod(port.at(1))))
         if len(output.values) != count:
             yield f"the answer has {len(output.values)} values of output {port.name}, expected {count}"
+
+
+def _dimension(m: Manifest, weights_bytes: int) -> Iterator[str]:
+    """Buckets differ in the extent of the dimension, and in what computes them."""
+    d = m.dimension
+    if d is None:
+        if m.buckets:
+            yield f"{len(m.buckets)} buckets of no dimension"
+        return
+    if (
+        not 1 <= d.low <= d.high
+        or d.extents[:1] != (d.high,)
+        or list(d.extents) != sorted(set(d.extents), reverse=True)
+    ):
+        yield f"dimension {d.name}: buckets {d.extents} do not descend from {d.high}, the end of {d.low} to {d.high}"
+        return
+    if len(m.buckets) != len(d.extents) - 1 or d.extents[-1] < d.low:
+        yield f"dimension {d.name}: {len(m.buckets)} smaller buckets of the extents {d.extents}"
+        return
+    if d.exact != (m.inputs[-1:] == (Port(EXTENT_INPUT, "int64", (1,), d.high, d.high),)) or (d.exact and m.buckets):
+        yield f"dimension {d.name}: expected an input {EXTENT_INPUT} where kernels get the extent, and one bucket"
+    if not {name for name, axes in d.axes.items() if axes} & {port.name for port in m.client_inputs}:
+        yield f"dimension {d.name}: no input has it"
+    inputs = {port.name: port for port in m.client_inputs}
+    for name in (*d.masks, *d.pads):
+        if name not in inputs or inputs[name].locations or not inputs[name].shape:
+            yield f"dimension {d.name}: {name} is no input that is padded"
+    for bucket, extent in zip((m, *m.buckets), d.extents, strict=True):
+        if bucket is not m:
+            if bucket.buckets or bucket.dimension or (bucket.max_batch, bucket.mergeable) != (m.max_batch, m.mergeable):
+                yield f"bucket {extent} of dimension {d.name} is no model of its own, or has another batch"
+            if fault := find_inconsistency(bucket, weights_bytes):
+                yield f"bucket {extent} of dimension {d.name}: {fault}"
+        for side, ours, whole in (("input", bucket.inputs, m.inputs), ("output", bucket.outputs, m.outputs)):
+            if [(p.name, p.dtype, d.client_shape(p.name, p.shape)) for p in ours] != [
+                (p.name, p.dtype, d.client_shape(p.name, p.shape)) for p in whole
+            ]:
+                yield f"bucket {extent} of dimension {d.name}: its {side}s are not those of the model"
+            for port in ours:
+                axes = d.axes.get(port.name, ())
+                wanted = (0,) if d.exact and side == "output" else (extent,)
+                if any(not 0 <= axis < len(port.shape) or port.shape[axis] not in wanted for axis in axes):
+                    where = f"bucket {extent} of dimension {d.name}"
+                    yield f"{where}: {side} {port.name} is {list(port.shape)} in axes {axes}"

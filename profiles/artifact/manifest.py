@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT, DynamicDimension
 from veltair.types import TensorSpec
 
 SCHEMA = 1
@@ -183,6 +184,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tables_error: float = 0.0  # the greatest of a number in them, over the largest magnitude in its table
     columns_digest: str = ""  # of the file with the feature columns; none where the model has no columns
     answer: ExpectedAnswer | None = None  # null: compiled by a version that kept none, so that nothing is compared
+    dimension: DynamicDimension | None = None  # the one that queries choose beside the batch
+    buckets: tuple[Manifest, ...] = ()  # the model at the smaller extents of `dimension`; this manifest has the largest
 
     def private_bytes(self, workers: int) -> int:
         """What each worker has of its own: the arena, and in sessions of ONNX Runtime copies of the models that these
@@ -194,7 +197,22 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for index in layer.versions[0].arguments
             if self.buffers[index].kind == "weight"
         ]
-        return self.arena_bytes + sum(models) * max(1, workers // 2).bit_length()
+        own = self.arena_bytes + sum(models) * max(1, workers // 2).bit_length()
+        return own + sum(bucket.private_bytes(workers) for bucket in self.buckets)
+
+    def at_bucket(self, bucket: int) -> Manifest:
+        """The model at one of the extents of `dimension`, the largest first."""
+        return self.buckets[bucket - 1] if bucket else self
+
+    @property
+    def client_inputs(self) -> tuple[Port, ...]:
+        """The inputs that clients give. The dimension that they choose has its largest extent."""
+        return tuple(port for port in self.inputs if port.name != EXTENT_INPUT)
+
+    def client_shape(self, port: Port) -> tuple[int, ...]:
+        """The shape of an input or output with -1 for whatever varies."""
+        shape = tuple(dim or -1 for dim in port.shape)
+        return shape if self.dimension is None else self.dimension.client_shape(port.name, shape)
 
     @property
     def input_tensors(self) -> tuple[Port, ...]:
@@ -213,6 +231,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def values_decide_extents(self) -> bool:
         """Whether some output has other extents for other values of the inputs."""
         return any(port.room for port in self.outputs)
+
+    @property
+    def fixed_shapes(self) -> bool:
+        """Whether all queries of a batch have inputs and outputs of the same shapes."""
+        return self.dimension is None and not self.values_decide_extents
 
 
 def sized_output(port: Port, batch: int) -> tuple[Port, Port]:

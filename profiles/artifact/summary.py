@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
 from veltair.profiles.artifact.manifest import Manifest, Port
 
 
@@ -10,8 +11,8 @@ def fastest_alone_ns(manifest: Manifest) -> int:
     return sum(min(min(v.latency_ns[0][0]) for v in layer.versions) for layer in manifest.layers)
 
 
-def describe_port(port: Port) -> str:
-    """Type and shape of an input or output.
+def describe_port(port: Port, dimension: DynamicDimension | None = None) -> str:
+    """Type and shape of an input or output. `dimension`: one that queries choose beside the batch.
 
     >>> describe_port(Port("x", "float32", (-1, 3, 224, 224)))
     'float32 (batch, 3, 224, 224)'
@@ -19,8 +20,12 @@ def describe_port(port: Port) -> str:
     'int64 (1, 8), 0 … 99'
     >>> describe_port(Port("boxes", "float32", (0, 4), room=65536))
     'float32 (any, 4), up to 65536 elements'
+    >>> describe_port(Port("ids", "int64", (-1, 64)), DynamicDimension("seq", 1, 64, (64,), {"ids": (1,)}))
+    'int64 (batch, seq)'
     """
-    dims = ", ".join(map(_dimension, port.shape))
+    own = dimension.axes.get(port.name, ()) if dimension else ()
+    name = dimension.name if dimension else ""
+    dims = ", ".join(name if axis in own else _dimension(dim) for axis, dim in enumerate(port.shape))
     text = f"{port.dtype} ({dims}{',' if len(port.shape) == 1 else ''})"
     if port.room:
         text += f", up to {port.room} elements"
@@ -35,14 +40,30 @@ def _dimension(dim: int) -> str:
     return str(dim) if dim > 0 else "batch" if dim == -1 else f"{-dim} x batch"
 
 
+def describe_dimension(dimension: DynamicDimension) -> str:
+    """Its bounds, and how queries are served within.
+
+    >>> describe_dimension(DynamicDimension("seq", 1, 64, (64, 32), {"ids": (1,)}))
+    'seq 1 … 64 padded to 32, 64'
+    """
+    bounds = f"{dimension.name} {dimension.low} … {dimension.high}"
+    if dimension.exact:
+        return f"{bounds}, not padded, by ONNX Runtime: {dimension.reason}"
+    return f"{bounds} padded to {', '.join(map(str, sorted(dimension.extents)))}"
+
+
 def summarize(manifest: Manifest) -> str:
     """Several lines: the model, then each input and output."""
     versions = sum(len(layer.versions) for layer in manifest.layers)
     batch = f", batches up to {manifest.max_batch}" if manifest.max_batch > 1 else ""
+    if manifest.dimension is not None:
+        batch += f", {describe_dimension(manifest.dimension)}"
     head = (
         f"{manifest.model} ({manifest.precision}): {len(manifest.layers)} layers, {versions} code versions{batch}\n"
         f"{fastest_alone_ns(manifest) / 1e6:.2f} ms alone, target {manifest.qos_ns / 1e6:g} ms"
     )
-    ports = [("input", port) for port in manifest.inputs] + [("output", port) for port in manifest.outputs]
+    ports = [("input", port) for port in manifest.client_inputs] + [("output", port) for port in manifest.outputs]
     width = max(len(port.name) for _, port in ports)
-    return "\n".join([head, *(f"{side:<6}  {port.name:<{width}}  {describe_port(port)}" for side, port in ports)])
+    return "\n".join(
+        [head, *(f"{side:<6}  {port.name:<{width}}  {describe_port(port, manifest.dimension)}" for side, port in ports)]
+    )

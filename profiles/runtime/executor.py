@@ -58,8 +58,15 @@ class Executor:
         run.block(0, versions)()
     """
 
-    def __init__(self, artifact: CheckedArtifact, pause: Callable[[], None] | None = None) -> None:
-        """`pause`: called between pieces of the weights while they are mapped."""
+    def __init__(
+        self,
+        artifact: CheckedArtifact,
+        pause: Callable[[], None] | None = None,
+        *,
+        beside: Executor | None = None,
+    ) -> None:
+        """`pause`: called between pieces of the weights while they are mapped. `beside`: of the same artifact in
+        another bucket, with which it shares them."""
         manifest = artifact.manifest
         missing = set(manifest.features) - cpu_features()
         if missing:
@@ -69,12 +76,9 @@ class Executor:
         if "amx_bf16" in manifest.features:
             permit_tiles()
         self.manifest = manifest
-        self._kernels = KernelTable(manifest.layers, load_library(artifact.library))
-        weights = artifact.open_weights()
-        try:
-            self._weights = map_memory(weights, pause=pause)
-        finally:
-            os.close(weights)
+        self._library: Any = beside._library if beside else load_library(artifact.library)
+        self._kernels = KernelTable(manifest.layers, self._library)
+        self._weights: NDArray[np.uint8] = beside._weights if beside else _map_weights(artifact, pause)
         self._onnx_layers = [self._hold_onnx_layer(layer) for layer in manifest.layers if layer.op == ONNX_LAYER]
         self._arena = aligned_zeros((max(manifest.arena_bytes, 1),), "uint8")
         self._tensors: dict[int, dict[int, Any]] = {}  # batch -> buffer index -> tensor
@@ -119,6 +123,14 @@ class Executor:
         size = buffer.bytes_at(batch)
         flat = np.asarray(memory[buffer.offset : buffer.offset + size])
         return flat.view(buffer.dtype).reshape(buffer.at(batch))
+
+
+def _map_weights(artifact: CheckedArtifact, pause: Callable[[], None] | None) -> NDArray[np.uint8]:
+    weights = artifact.open_weights()
+    try:
+        return map_memory(weights, pause=pause)
+    finally:
+        os.close(weights)
 
 
 class ModelRun:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from veltair.profiles.artifact.dynamic_dimension import split_bucket
 from veltair.scheduler.interference import ObservedSlowdown
 from veltair.scheduler.stats import SchedulerStats
 from veltair.server.engine.arrivals import Arrivals
@@ -52,8 +53,11 @@ def collect_status(
     blocks, cursor = ((), history.count) if since is None else history.page(since)
     now_ns = time.monotonic_ns()
     running, waiting = dict.fromkeys(queries.counters, 0), dict.fromkeys(queries.counters, 0)
+    names = {spec.key: spec.name for spec in specs.values()}
+    for tenant, count in stats.waiting.items():
+        waiting[names[split_bucket(tenant)[0]]] += count
     for number, spec in specs.items():
-        waiting[spec.name] += stats.waiting[spec.key] + arrivals.waiting(number)
+        waiting[spec.name] += arrivals.waiting(number)
     for batch in queries.batches():
         running[batch.tenant] += len(batch.queries)
     return EngineStatus(

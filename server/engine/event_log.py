@@ -13,6 +13,7 @@ from pathlib import Path
 
 from veltair.config import CounterCoefficients
 from veltair.errors import ConfigError
+from veltair.profiles.artifact.dynamic_dimension import split_bucket
 from veltair.scheduler.event_log.header import (
     InterferenceSettings,
     LogHeader,
@@ -110,13 +111,14 @@ def open_event_log(
     tenants: Sequence[Tenant],
     profiles: Mapping[str, Sequence[ModelProfile]],
 ) -> EventLog | None:
-    """The log that the configuration names, or None. `tenants`: one for each of the configuration, in order.
+    """The log that the configuration names, or None. `tenants`: those of the configuration, each bucket one.
 
     Raises ConfigError where nothing can be written, unless the reason may pass: an engine that comes back serves.
     """
     if not configure.event_log:
         return None
-    folders = {tenant.model: spec.artifact for tenant, spec in zip(tenants, configure.tenants, strict=True)}
+    paths = {spec.key: spec.artifact for spec in configure.tenants}
+    folders = {tenant.model: paths[split_bucket(tenant.name)[0]] for tenant in tenants}
     header = make_header(settings, profiles, {"kind": "daemon", "artifacts": folders})
     try:
         return EventLog(Path(configure.event_log), header)

@@ -9,7 +9,7 @@ from veltair.errors import InvariantError
 from veltair.scheduler.events import StartBlock
 from veltair.server.engine.pending_query import PendingQuery
 from veltair.server.engine.worker_process import WorkerProcess
-from veltair.server.ipc.block_orders import BlockEnd, Members, Order
+from veltair.server.ipc.block_orders import BlockEnd, Members, Order, bucket_number
 from veltair.server.ipc.messages import CoresChanged
 from veltair.server.ipc.status_records import BlockRecord, BlockStatus, CoreChange
 
@@ -77,7 +77,8 @@ class InFlightBatch:
 
     def start_block(self, order: StartBlock) -> None:
         """Have the worker run it."""
-        block, tenant = order.block, self.queries[0].message.tenant
+        block, first = order.block, self.queries[0].message
+        tenant = bucket_number(first.tenant, first.bucket)
         self.order, self.ordered_ns = order, time.monotonic_ns()
         begin_ns = self.blocks[0].begin_ns if self.blocks else 0
         before = self.callers, begin_ns, self.execute_ns

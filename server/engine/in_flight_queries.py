@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Mapping
 
 from veltair.errors import InvariantError
+from veltair.profiles.artifact.dynamic_dimension import bucket_name
 from veltair.scheduler.events import CancelQuery, Decision, FinishQuery, GrowBlock, RejectQuery, StartBlock, StopBlock
 from veltair.server.engine.block_history import BlockHistory
 from veltair.server.engine.front_lanes import FrontLanes
@@ -69,7 +70,7 @@ class InFlightQueries:
         self._queries[message.query] = PendingQuery(message, spec.name, taken_ns, lane)
         self.counters[spec.name].arrived += 1
         own = message.arrival_ns, message.deadline_ns, message.batch, message.priority_level
-        return Query(message.query, spec.key, *own)
+        return Query(message.query, bucket_name(spec.key, message.bucket), *own)
 
     def cancel(self, query_id: int) -> bool:
         """Returns whether the scheduler must know: not so if the query has ended or is cancelled already."""

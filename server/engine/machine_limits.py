@@ -53,6 +53,6 @@ def default_workers(cores: int, artifacts: Sequence[CheckedArtifact]) -> int:
 
 def largest_cell(artifacts: Sequence[CheckedArtifact]) -> int:
     """The size of a cell that takes any block of any of these models, and of most that may be loaded later."""
-    manifests = [artifact.manifest for artifact in artifacts]
+    manifests = [bucket.manifest for artifact in artifacts for bucket in artifact.buckets()]
     layers = max([LAYERS, *(len(each.layers) for each in manifests)])
     return cell_bytes(layers, max([BATCH, *(each.max_batch for each in manifests)]))

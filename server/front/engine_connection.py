@@ -130,11 +130,12 @@ class EngineConnection:
             raise UnknownModelError(f"unknown model {tenant.name!r:.80}")
         slot = self._slots.take(number, time.monotonic_ns())
         try:
-            batch = self.models.write_inputs(number, slot, inputs)
+            content = self.models.write_inputs(number, slot, inputs)
         except BaseException:
             self._slots.give_back(number, slot)
             raise
-        message = m.InferQuery(query, number, slot, batch, arrival_ns, deadline_ns, traced, priority_level)
+        how = arrival_ns, deadline_ns, traced, priority_level
+        message = m.InferQuery(query, number, slot, content.batch, *how, content.bucket, content.extent)
         held = self.held[query] = HeldQuery(self._loop.create_future(), message, time.monotonic_ns())
         self.send(message)
         return held.result

@@ -192,7 +192,7 @@ class InferenceService:
             result = await self.engine.infer(served, inputs, deadline_ns=deadline_ns, **how)
         outputs = {output: result.outputs[output] for output in wanted}
         stored = self.regions.write_outputs(outputs, locations)
-        batch = batch_size(served.manifest.inputs, inputs)
+        batch = batch_size(served.manifest.client_inputs, inputs)
         stages = stage_times(
             arrival_ns, result.submitted_ns, result.stamps, result.execute_ns, answered_ns=time.monotonic_ns()
         )
@@ -235,10 +235,10 @@ class InferenceService:
         return inputs, validate_outputs(served.name, served.manifest.outputs, request.outputs)
 
     def _validator(self, served: ServedTenant) -> InputValidator:
-        validator = self._validators.get(served)
-        if validator is None:
-            manifest = served.manifest
-            validator = self._validators[served] = InputValidator(served.name, manifest.inputs, manifest.max_batch)
+        if (validator := self._validators.get(served)) is None:
+            m = served.manifest
+            validator = InputValidator(served.name, m.client_inputs, m.max_batch, m.dimension)
+            self._validators[served] = validator
         return validator
 
     def resolve(self, model: str, version: str = "", tenant: str = "") -> ServedTenant:
@@ -282,7 +282,7 @@ class InferenceService:
         return [row for row in rows if caller.get().sees(row["name"])]
 
     def require_control(self, what: str) -> ModelControl:
-        """Raises UnsupportedError where clients may not change what is served; `what` does not happen then."""
+        """Raises UnsupportedError where clients may not change what is served: `what` does not happen then."""
         if self.control is None or not self._model_control:
             raise UnsupportedError(f"model repository control is off (server.model_control); {what}")
         return self.control

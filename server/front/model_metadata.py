@@ -29,26 +29,22 @@ def model_metadata(name: str, versions: Sequence[str], manifest: Manifest) -> di
         "name": name,
         "versions": list(versions),
         "platform": PLATFORM,
-        "inputs": [_port_metadata(port) for port in manifest.inputs],
-        "outputs": [_port_metadata(port) for port in manifest.outputs],
+        "inputs": [_port_metadata(port, manifest) for port in manifest.client_inputs],
+        "outputs": [_port_metadata(port, manifest) for port in manifest.outputs],
     }
 
 
-def _port_metadata(port: Port) -> dict[str, Any]:
-    return {"name": port.name, "datatype": datatype_name(port.dtype), "shape": port_shape(port)}
-
-
-def port_shape(port: Port) -> list[int]:
+def _port_metadata(port: Port, manifest: Manifest) -> dict[str, Any]:
     """The protocol writes -1 for whatever varies."""
-    return [dim or -1 for dim in port.shape]
+    return {"name": port.name, "datatype": datatype_name(port.dtype), "shape": list(manifest.client_shape(port))}
 
 
 def model_configuration(name: str, manifest: Manifest, qos: QoSTarget) -> dict[str, Any]:
     """Triton's ModelConfig. Where every tensor has a batch dimension, `dims` omit it, as Triton does."""
-    ports = (*manifest.inputs, *manifest.outputs)
+    ports = (*manifest.client_inputs, *manifest.outputs)
     batched = all(port.shape[:1] == (-1,) for port in ports)
-    ranges = {p.name: [p.low, p.high] for p in manifest.inputs if p.low is not None or p.high is not None}
-    features = {port.name: _feature_text(port) for port in manifest.inputs if port.locations}
+    ranges = {p.name: [p.low, p.high] for p in manifest.client_inputs if p.low is not None or p.high is not None}
+    features = {port.name: _feature_text(port) for port in manifest.client_inputs if port.locations}
     parameters = {
         "features": msgspec.json.encode(features).decode(),  # raw features; for strings: size and separator
         "id_range": msgspec.json.encode(ranges).decode(),  # by input, both ends inclusive
@@ -57,14 +53,18 @@ def model_configuration(name: str, manifest: Manifest, qos: QoSTarget) -> dict[s
         "qos_ms": repr(qos.latency_ns / 1e6),
         "qos_percentile": repr(qos.percentile),
     }
+    if (dimension := manifest.dimension) is not None:  # beside the batch: its bounds, both inclusive, and its axes
+        facts = {"name": dimension.name, "low": dimension.low, "high": dimension.high}
+        facts |= {"axes": dimension.axes, "masks": dimension.masks}
+        parameters["dimension"] = msgspec.json.encode(facts).decode()
     return {
         "name": name,
         "platform": PLATFORM,
         "backend": PLATFORM,
         "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": manifest.max_batch if batched else 0,
-        "input": [_port_configuration(port, batched) for port in manifest.inputs],
-        "output": [_port_configuration(port, batched) for port in manifest.outputs],
+        "input": [_port_configuration(port, manifest, batched) for port in manifest.client_inputs],
+        "output": [_port_configuration(port, manifest, batched) for port in manifest.outputs],
         "parameters": {key: {"string_value": value} for key, value in parameters.items()},
     }
 
@@ -74,12 +74,12 @@ def _feature_text(port: Port) -> dict[str, Any]:
     return {key: value for key, value in entries.items() if value}
 
 
-def _port_configuration(port: Port, batched: bool) -> dict[str, Any]:
+def _port_configuration(port: Port, manifest: Manifest, batched: bool) -> dict[str, Any]:
     datatype = datatype_name(port.dtype)
     return {
         "name": port.name,
         "data_type": _TRITON_TYPES.get(datatype, f"TYPE_{datatype}"),
-        "dims": port_shape(port)[1 if batched else 0 :],
+        "dims": list(manifest.client_shape(port))[1 if batched else 0 :],
     }
 
 

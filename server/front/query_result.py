@@ -52,7 +52,7 @@ class HeldQuery:
         """Whoever waits for it gets its outputs, or learns that they are larger than the model has room for."""
         query, stamps = self.message, ended.stamps
         try:
-            outputs = models.read_outputs(query.tenant, query.slot, query.batch)
+            outputs = models.read_outputs(query)
         except RequestError as error:
             self.result.set_exception(error)
             return

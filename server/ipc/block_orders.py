@@ -11,7 +11,26 @@ from veltair.types import CoreSet
 
 BATCH = 0xFFFF_FFFF  # in place of a slot: several queries, gathered in memory of the worker's own
 _MEMBER, _KEY = Struct("<II"), Struct("<IIII")
+TENANT_BITS = 16
 MEMBER_BYTES, VERSION_BYTES = _MEMBER.size, 4
+
+
+def bucket_number(tenant: int, bucket: int) -> int:
+    """What an order and a worker call a tenant's model at one of the extents that it was compiled at.
+
+    >>> bucket_number(5, 0), bucket_number(5, 2)
+    (5, 131077)
+    """
+    return tenant | bucket << TENANT_BITS
+
+
+def tenant_of(number: int) -> int:
+    """The tenant of a `bucket_number`.
+
+    >>> tenant_of(bucket_number(5, 2))
+    5
+    """
+    return number & ((1 << TENANT_BITS) - 1)
 
 
 class Members(msgspec.Struct, frozen=True, gc=False):
@@ -55,7 +74,7 @@ class Order(msgspec.Struct, frozen=True, gc=False):
     """
 
     query: int  # the batch's first
-    tenant: int
+    tenant: int  # a `bucket_number`
     members: Members
     start: int
     versions: tuple[int, ...]
@@ -72,7 +91,7 @@ class BlockKey(NamedTuple):
     3
     """
 
-    tenant: int
+    tenant: int  # a `bucket_number`
     start: int
     slot: int  # or BATCH
     samples: int

@@ -66,7 +66,7 @@ class TenantSpec(msgspec.Struct, frozen=True):
 
 
 class ConfigureEngine(Message, frozen=True):
-    """The first message, answered with `EngineReady` or `StartFailed`. To serve on all cores that it may use::
+    """The first message, answered with `EngineReady` or `StartFailed`::
 
     ConfigureEngine((tenant,), "veltair", cores=None, workers=4, spare_workers=1, slots=256, event_log=None)
     """
@@ -109,10 +109,9 @@ class ConfigureEngine(Message, frozen=True):
 
 
 class InferQuery(Message, frozen=True):
-    """Run a query whose inputs lie in its slot. The engine sends exactly one `QueryEnded`, which frees the slot.
+    """Run a query whose inputs lie in its slot. The engine sends exactly one `QueryEnded`, which frees the slot::
 
-    >>> InferQuery(7, tenant=0, slot=3, batch=1, arrival_ns=100, deadline_ns=None).slot
-    3
+    InferQuery(7, tenant=0, slot=3, batch=1, arrival_ns=100, deadline_ns=None)
     """
 
     query: int  # unique and ascending within an engine's life
@@ -123,6 +122,8 @@ class InferQuery(Message, frozen=True):
     deadline_ns: int | None  # set by the client; None: only the tenant's target applies
     traced: bool = False  # its QueryEnded shall hold its blocks, and be a message where the query came by a lane too
     priority_level: int = DEFAULT_PRIORITY_LEVEL
+    bucket: int = 0  # of the extents that the model was compiled at, the largest first
+    extent: int = 0  # of the dimension that queries choose, where the model has one
 
 
 class AbortQuery(Message, frozen=True):
@@ -132,8 +133,7 @@ class AbortQuery(Message, frozen=True):
 
 
 class LoadModel(Message, frozen=True):
-    """Serve one more: `LoadModel(tenant)`. The engine answers with `ModelLoaded` or `ModelFailed`; until then there are
-    no queries of it. To a worker: hold it, and answer likewise."""
+    """Serve one more, or hold it: `LoadModel(tenant)`. Engine and workers answer `ModelLoaded` or `ModelFailed`."""
 
     tenant: TenantSpec
 
@@ -145,7 +145,7 @@ class UnloadModel(Message, frozen=True):
 
 
 class GetStatus(Message, frozen=True):
-    """The engine answers with an `EngineStatus`, with blocks that ended after the cursor `since`: `GetStatus(since=0)`.
+    """The engine answers with an `EngineStatus`, with blocks that ended after the cursor `since`.
 
     >>> msgspec.msgpack.decode(msgspec.msgpack.encode(GetStatus()))
     {'type': 'GetStatus', 'since': None}
@@ -169,9 +169,9 @@ class EngineReady(Message, frozen=True):
 
 
 class WorkersLeft(Message, frozen=True):
-    """So many workers can take queries by now, after one has died or come: `WorkersLeft(workers=3)`."""
+    """After one has died or come: `WorkersLeft(workers=3)`."""
 
-    workers: int
+    workers: int  # that can take queries by now
 
 
 class WorkerDied(Message, frozen=True):

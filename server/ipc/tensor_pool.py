@@ -15,7 +15,7 @@ import os
 import weakref
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from veltair.errors import VeltairError
 from veltair.profiles.artifact.manifest import ALIGNMENT, ITEM_BYTES, SLACK_BYTES, Manifest, shape_at
+from veltair.server.ipc.block_orders import bucket_number, tenant_of
 from veltair.server.ipc.native_library import array_address
 
 POOL_BYTES = 1 << 42  # sparse: what is never written costs nothing
@@ -137,7 +138,7 @@ class TensorPool:
     """
 
     def __init__(self, fd: int, slots: int) -> None:
-        self.regions: dict[int, TensorRegion] = {}  # by tenant
+        self.regions: dict[int, TensorRegion] = {}  # by `bucket_number`
         self.slots = slots  # of each tenant
         self._mapped: dict[int, mmap.mmap] = {}  # each region by itself: a stray access meets no other one
         self._bytes: dict[int, NDArray[np.uint8]] = {}
@@ -145,8 +146,11 @@ class TensorPool:
         weakref.finalize(self, os.close, self._fd)
 
     def add(self, tenant: int, manifest: Manifest, offset: int) -> TensorRegion:
-        """Map the tenant's region, which begins there."""
+        """Map the tenant's region, which begins there. Each bucket of the model has its own tensors in the slots."""
         region = lay_out_region(manifest, offset)
+        for bucket, smaller in enumerate(manifest.buckets, 1):
+            within = replace(lay_out_region(smaller, offset), slot_bytes=region.slot_bytes)
+            self.regions[bucket_number(tenant, bucket)] = within
         memory = mmap.mmap(self._fd, region.slot_bytes * self.slots, offset=offset)
         self.regions[tenant], self._mapped[tenant] = region, memory
         self._bytes[tenant] = np.frombuffer(memory, np.uint8)
@@ -154,7 +158,8 @@ class TensorPool:
 
     def remove(self, tenant: int) -> None:
         """Nobody here uses the tenant's region any more."""
-        del self.regions[tenant], self._mapped[tenant], self._bytes[tenant]
+        self.regions = {number: each for number, each in self.regions.items() if tenant_of(number) != tenant}
+        del self._mapped[tenant], self._bytes[tenant]
 
     def free_memory(self, tenant: int) -> None:
         """Give the memory of the tenant's region back to the system; it is all zero then."""
@@ -179,7 +184,7 @@ class TensorPool:
         return array_address(self._bytes[tenant])
 
     def inputs(self, tenant: int, slot: int, batch: int) -> list[NDArray[Any]]:
-        """Views of a slot's inputs, in the order of the region's fields."""
+        """Views of a slot's inputs, in the order of the region's fields. `tenant`: a `bucket_number`."""
         return self._views(self.regions[tenant].inputs, tenant, slot, batch)
 
     def outputs(self, tenant: int, slot: int, batch: int) -> list[NDArray[Any]]:
@@ -191,6 +196,6 @@ class TensorPool:
         views = []
         for field in fields:
             at = slot * region.slot_bytes + field.offset
-            tensor = self._bytes[tenant][at : at + field.bytes_at(batch)]
+            tensor = self._bytes[tenant_of(tenant)][at : at + field.bytes_at(batch)]
             views.append(tensor.view(field.dtype).reshape(field.shape_at(batch)))
         return views

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from veltair.errors import RequestError
+from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
 from veltair.profiles.artifact.manifest import Port
 from veltair.profiles.artifact.strings import Strings
 from veltair.server.protocol.arrow_batch import ARROW_INPUT, read_record_batch
@@ -48,9 +49,11 @@ class InputValidator:
     {'x': array([[0., 0.]], dtype=float32)}
     """
 
-    def __init__(self, model: str, ports: Sequence[Port], max_batch: int) -> None:
-        """`model` is the name that errors begin with."""
-        self.ports = tuple(ports)
+    def __init__(
+        self, model: str, ports: Sequence[Port], max_batch: int, dimension: DynamicDimension | None = None
+    ) -> None:
+        """`model` is the name that errors begin with. `dimension`: one that queries choose beside the batch."""
+        self.ports, self._dimension = tuple(ports), dimension
         self._model, self._max_batch = model, max_batch
         self._names = {port.name for port in ports}
         self._row_shapes = {port.name: port.shape[1:] for port in ports if port.shape[:1] == (-1,)}
@@ -85,7 +88,7 @@ class InputValidator:
             else:
                 if tensor.datatype != datatype:
                     raise RequestError(f"{model}: input {name!r} is {datatype}, got {tensor.datatype!r:.40}")
-                _check_shape(model, port, self._max_batch, shape)
+                _check_shape(model, port, self._max_batch, shape, self._dimension)
                 if port.shape[:1] == (-1,):
                     batch, first = (batch, first) if batch else (shape[0], name)
                     if shape[0] != batch:
@@ -94,6 +97,9 @@ class InputValidator:
             if bounded and not isinstance(values, Strings):
                 _check_range(model, port, values)
             validated[name] = values
+        if self._dimension is not None:
+            self._dimension.extent_of(model, {name: received[name].shape for name in validated})
+            self._dimension.check_masks(model, validated)
         return validated
 
     def _columns(self, tensor: NamedTensor) -> list[NamedTensor]:
@@ -137,14 +143,18 @@ def _list_names(ports: Sequence[Port]) -> str:
     return listed if len(ports) <= MAX_LISTED else f"{listed}, … ({len(ports)} in all)"
 
 
-def _check_shape(model: str, port: Port, max_batch: int, shape: tuple[int, ...]) -> None:
-    expected = port.shape
-    batched = expected[:1] == (-1,)
-    fits = shape[1:] == expected[1:] and len(shape) == len(expected) if batched else shape == expected
-    if not fits or (batched and not 1 <= shape[0] <= max_batch):
-        want = ", ".join(f"1…{max_batch}" if dim == -1 else str(dim) for dim in expected)
+def _check_shape(
+    model: str, port: Port, max_batch: int, shape: tuple[int, ...], dimension: DynamicDimension | None
+) -> None:
+    expected = port.shape if dimension is None else dimension.client_shape(port.name, port.shape)
+    bounds = (dimension.low, dimension.high) if dimension else (0, 0)
+    ranges = [(dim, dim) if dim >= 0 else bounds if axis else (1, max_batch) for axis, dim in enumerate(expected)]
+    if port.shape[:1] != (-1,) and expected[:1] == (-1,):
+        ranges[0] = bounds
+    if len(shape) != len(expected) or not all(low <= n <= high for n, (low, high) in zip(shape, ranges, strict=True)):
+        variable = [f"{low}…{high}" if dim < 0 else str(dim) for dim, (low, high) in zip(expected, ranges, strict=True)]
         got = ", ".join(f"{dim}" for dim in shape[:16]) + (", …" if len(shape) > 16 else "")
-        raise RequestError(f"{model}: input {port.name!r} has shape [{want}], got [{got}]")
+        raise RequestError(f"{model}: input {port.name!r} has shape [{', '.join(variable)}], got [{got}]")
 
 
 def _check_range(model: str, port: Port, values: Array) -> None:

@@ -53,4 +53,6 @@ def sealed_bytes(files: SealedFiles) -> SealedBytes:
 
 def buffer_bytes(manifest: Manifest, *, batching: bool) -> int:
     """What a worker has to gather batches in, beside the arena."""
-    return lay_out_region(manifest, 0).slot_bytes if batching and manifest.max_batch > 1 else 0
+    if not batching or manifest.max_batch == 1:
+        return 0
+    return sum(lay_out_region(bucket, 0).slot_bytes for bucket in (manifest, *manifest.buckets))

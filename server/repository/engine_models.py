@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -13,8 +13,10 @@ from veltair.errors import RequestError
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.output_layout import read_outputs
 from veltair.profiles.artifact.sealed_artifact import SealedFiles
+from veltair.profiles.artifact.strings import Strings
+from veltair.server.ipc.block_orders import bucket_number
 from veltair.server.ipc.lane_descriptors import LaneDescriptors
-from veltair.server.ipc.messages import TenantSpec
+from veltair.server.ipc.messages import InferQuery, TenantSpec
 from veltair.server.ipc.tensor_pool import RegionSpace, TensorPool, create_tensor_pool, region_bytes
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.protocol.validation import batch_size
@@ -24,6 +26,14 @@ from veltair.server.repository.served_tenant import ServedTenant
 from veltair.server.wire.engine_link import EngineLink
 from veltair.server.wire.io_threads import IoThreads
 from veltair.server.wire.plan import SlotViews
+
+
+class SlotContent(NamedTuple):
+    """What a query has in its slot: `SlotContent(batch=1, bucket=0, extent=0)`."""
+
+    batch: int
+    bucket: int  # whose tensors it has there
+    extent: int  # of the dimension that queries choose; 0: the model has none
 
 
 class EngineModels:
@@ -128,18 +138,28 @@ class EngineModels:
         """Of those that the engine has."""
         return {self._numbers[each] for each in served if each in self._numbers}
 
-    def write_inputs(self, number: int, slot: int, inputs: Mapping[str, Tensor]) -> int:
-        """Copy the inputs into a slot. Returns the batch. Raises RequestError for arrays that do not fit."""
+    def write_inputs(self, number: int, slot: int, inputs: Mapping[str, Tensor]) -> SlotContent:
+        """Copy the inputs into a slot. Raises RequestError for arrays that do not fit."""
         manifest = self._served[number].manifest
-        batch = batch_size(manifest.inputs, inputs)
+        batch = batch_size(manifest.client_inputs, inputs)
         if not 1 <= batch <= manifest.max_batch:
             raise RequestError(f"expected a batch of 1 to {manifest.max_batch}, got {batch}")
-        InputLayout.of(manifest).fill(self.pool.inputs(number, slot, batch), inputs, batch)
-        return batch
+        bucket = extent = 0
+        if (dimension := manifest.dimension) is not None:
+            shapes = {name: value.shape for name, value in inputs.items() if not isinstance(value, Strings)}
+            extent = dimension.extent_of(manifest.model, shapes)
+            bucket, inputs = dimension.bucket_of(extent), dimension.bring_to_bucket(inputs, extent)
+        views = self.pool.inputs(bucket_number(number, bucket), slot, batch)
+        InputLayout.of(manifest.at_bucket(bucket)).fill(views, inputs, batch)
+        return SlotContent(batch, bucket, extent)
 
-    def read_outputs(self, number: int, slot: int, batch: int) -> dict[str, NDArray[Any]]:
-        """Copies of a slot's outputs, by name. Raises RequestError where one is larger than its room."""
-        views = read_outputs(self._served[number].manifest, self.pool.outputs(number, slot, batch))
+    def read_outputs(self, query: InferQuery) -> dict[str, NDArray[Any]]:
+        """Copies of the outputs in a query's slot, by name. Raises RequestError where one is larger than its room."""
+        manifest = self._served[query.tenant].manifest
+        tensors = self.pool.outputs(bucket_number(query.tenant, query.bucket), query.slot, query.batch)
+        views = read_outputs(manifest.at_bucket(query.bucket), tensors)
+        if manifest.dimension is not None:
+            views = manifest.dimension.cut(views, query.extent)
         return {name: view.copy() for name, view in views.items()}
 
     def slot_views(self, served: ServedTenant, batch: int) -> tuple[int, SlotViews] | None:

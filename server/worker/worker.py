@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from veltair.errors import VeltairError
-from veltair.server.ipc.block_orders import BATCH, BlockEnd, unpack_key
+from veltair.server.ipc.block_orders import BATCH, BlockEnd, tenant_of, unpack_key
 from veltair.server.ipc.channel import Channel, ChannelClosedError
 from veltair.server.ipc.done_queries import DoneQueries
 from veltair.server.ipc.messages import (
@@ -116,9 +116,10 @@ class Worker:
 
     def _forget(self, tenant: int) -> None:
         """Let go of all that was prepared for a tenant's model."""
-        self._batches.pop(tenant, None)
-        self._bound = {key: bound for key, bound in self._bound.items() if key[0] != tenant}
-        self._prepared = {key: block for key, block in self._prepared.items() if unpack_key(key).tenant != tenant}
+        self._batches = {number: batch for number, batch in self._batches.items() if tenant_of(number) != tenant}
+        self._bound = {key: bound for key, bound in self._bound.items() if tenant_of(key[0]) != tenant}
+        prepared = self._prepared.items()
+        self._prepared = {key: block for key, block in prepared if tenant_of(unpack_key(key).tenant) != tenant}
 
     def _run_order(self) -> None:
         query, key = self._cell.read_order()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from veltair.errors import VeltairError
 from veltair.machine.load_pace import LoadPace, PacedLoad, WorkerTimes
 from veltair.machine.malloc import return_free_memory
+from veltair.server.ipc.block_orders import TENANT_BITS, tenant_of
 from veltair.server.ipc.messages import (
     ModelChange,
     ModelChanged,
@@ -35,10 +36,10 @@ logger = logging.getLogger("veltair.worker")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A tenant's model in this process: `LoadedModel(spec.digest, Executor(artifact))`."""
+    """A tenant's model in this process: `LoadedModel(spec.digest, (Executor(artifact),))`."""
 
     digest: str
-    executor: Executor
+    executors: tuple[Executor, ...]  # of its buckets
 
 
 class WorkerModels:
@@ -48,7 +49,7 @@ class WorkerModels:
 
         models = WorkerModels(pool)
         models.load(spec, descriptors)
-        models.executor(spec.number).bind(batch, inputs, outputs)
+        models.executor(bucket_number(spec.number, 0)).bind(batch, inputs, outputs)
     """
 
     def __init__(self, pool: TensorPool, load_share: float = 1.0) -> None:
@@ -58,8 +59,9 @@ class WorkerModels:
         # Open for as long as their libraries are loaded: these have the names of their descriptors (`load_library`).
         self._artifacts = OpenArtifacts()
 
-    def executor(self, tenant: int) -> Executor:
-        return self._models[tenant].executor
+    def executor(self, number: int) -> Executor:
+        """Of a `bucket_number`."""
+        return self._models[tenant_of(number)].executors[number >> TENANT_BITS]
 
     def load(self, spec: TenantSpec, descriptors: Sequence[int], paced: PacedLoad | None = None) -> None:
         """Load a model, run all of it once, and compare its answer with the one that the artifact holds.
@@ -70,12 +72,15 @@ class WorkerModels:
         from veltair.profiles.runtime.executor import Executor
 
         artifact = self._artifacts.add(spec, descriptors)
-        executor = next((model.executor for model in self._models.values() if model.digest == spec.digest), None)
-        if executor is None:
-            executor = Executor(artifact, paced.pause if paced else None)
-            check_answer(artifact.path, executor, paced.pause_running if paced else None)
+        executors = next((model.executors for model in self._models.values() if model.digest == spec.digest), ())
+        if not executors:
+            for each in artifact.buckets():
+                beside = executors[0] if executors else None
+                executor = Executor(each, paced.pause if paced else None, beside=beside)
+                check_answer(artifact.path, executor, paced.pause_running if paced else None)
+                executors = (*executors, executor)
         self.pool.add(spec.number, artifact.manifest, spec.offset)
-        self._models[spec.number] = LoadedModel(spec.digest, executor)
+        self._models[spec.number] = LoadedModel(spec.digest, executors)
 
     def change(self, change: ModelChange, descriptors: Sequence[int], threads: PinnedThreads) -> ModelChanged:
         """Load a model, or let go of one, which nothing is bound to, on a thread that leaves the cores to others."""

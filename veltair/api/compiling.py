@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -32,6 +32,7 @@ def compile(
     precision: Precision = "auto",
     isa: str | None = None,
     max_batch: int | None = None,
+    dims: Mapping[str, tuple[int, int]] | None = None,
     features: str | Path | None = None,
     tables: Storage = "fp32",
     levels: LevelSource = "measured",
@@ -57,6 +58,7 @@ def compile(
         qos_ms: its latency target; default: the file's, or three times what the model takes.
         trials: candidates to measure of a layer without shipped records; 0 compiles without a search.
         max_batch: the greatest of a dynamic batch.
+        dims: the bounds of a dimension beside the batch that the model leaves open, by its name: `{"seq": (1, 512)}`.
         features: a description of raw features (docs/features.md).
         fallback: whether ONNX Runtime may run what nothing of veltair computes.
         output_room: elements for each sample of an output whose extents the values of the inputs decide; default 65536.
@@ -68,6 +70,7 @@ def compile(
     and other UserErrors for a fault of the input.
     """
     from veltair.compiler.build import compile_model  # loads TVM's compiler: half a second
+    from veltair.compiler.dimension_plan import checked_dimension
     from veltair.compiler.onnx.folding.sized_outputs import checked_room
     from veltair.compiler.tuning.kernel_cache import KernelCache
 
@@ -89,6 +92,7 @@ def compile(
             levels=levels,
             fallback=fallback,
             output_room=checked_room(output_room, "output_room"),
+            dimension=checked_dimension([(name, *bounds) for name, bounds in (dims or {}).items()], "dims"),
             cache=KernelCache(CacheFolder(cache_path()) if cache else None, fresh_timings=fresh_timings or fresh),
             progress=None if progress is None else ReportedProgress(progress),
         )

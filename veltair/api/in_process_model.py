@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -20,8 +20,9 @@ from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Port
 from veltair.profiles.artifact.output_layout import read_outputs
+from veltair.profiles.artifact.strings import Strings
 from veltair.scheduler.costs.batch_interpolation import interpolate_batches
-from veltair.server.protocol.datatypes import DTYPES, datatype_name
+from veltair.server.protocol.datatypes import DTYPES, Tensor, datatype_name
 from veltair.server.protocol.infer_request import NamedTensor
 from veltair.server.protocol.validation import InputValidator, batch_size
 from veltair.types import CoreSet, ModelProfile
@@ -70,38 +71,51 @@ class InProcessModel:
         self.artifact = artifact
         self._cores = usable_machine().cores[:threads]
         with _pinned_to(self._cores):  # kernels that are loaded after this use these threads
-            self._executor: Executor | None = Executor(artifact)
+            self._executors: list[Executor] = []  # by bucket
+            for bucket in artifact.buckets():
+                beside = self._executors[0] if self._executors else None
+                self._executors.append(Executor(bucket, beside=beside))
         manifest = artifact.manifest
-        self._validator = InputValidator(manifest.model, manifest.inputs, manifest.max_batch)
-        self._layout = InputLayout.of(manifest)
+        taken = manifest.client_inputs, manifest.max_batch, manifest.dimension
+        self._validator = InputValidator(manifest.model, *taken)
 
     def __call__(self, inputs: Inputs) -> dict[str, NDArray[Any]]:
         """Run the model. `inputs`: arrays by name, or the array alone where there is one input.
 
         Raises RequestError for inputs that are not the model's.
         """
-        from veltair.profiles.runtime.executor import aligned_zeros
-
         manifest = self.artifact.manifest
-        ports = {port.name: port for port in manifest.inputs}
+        ports = {port.name: port for port in manifest.client_inputs}
         named = named_inputs(inputs, list(ports))
         tensors = [_named_tensor(name, ports.get(name), values) for name, values in named.items()]
         values = self._validator.validate(tensors)
-        batch = batch_size(manifest.inputs, values)
+        batch = batch_size(manifest.client_inputs, values)
+        if (dimension := manifest.dimension) is None:
+            return self._run(0, values, batch)
+        shapes = {name: value.shape for name, value in values.items() if not isinstance(value, Strings)}
+        extent = dimension.extent_of(manifest.model, shapes)
+        bucket = dimension.bucket_of(extent)
+        return dimension.cut(self._run(bucket, dimension.bring_to_bucket(values, extent), batch), extent)
+
+    def _run(self, bucket: int, values: Mapping[str, Tensor], batch: int) -> dict[str, NDArray[Any]]:
+        from veltair.profiles.runtime.executor import aligned_zeros
+
+        artifact = self.artifact.buckets()[bucket]
+        manifest = artifact.manifest
         with _pinned_to(self._cores):
-            if self._executor is None:
+            if not self._executors:
                 raise VeltairError(f"{manifest.model}: the model is closed")
             arrays = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.input_tensors]
-            self._layout.fill(arrays, values, batch)
+            InputLayout.of(manifest).fill(arrays, values, batch)
             outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.output_tensors]
-            run = self._executor.bind(batch, arrays, outputs)
-            run.block(0, fastest_versions(self.artifact.profiles(), batch, len(self._cores)))()
+            run = self._executors[bucket].bind(batch, arrays, outputs)
+            run.block(0, fastest_versions(artifact.profiles(), batch, len(self._cores)))()
         return read_outputs(manifest, outputs)
 
     def close(self) -> None:
         """Let go of weights and kernels."""
         with _running:
-            self._executor = None
+            self._executors.clear()
 
     def __enter__(self) -> Self:
         return self

@@ -24,7 +24,7 @@ from veltair.errors import ConfigError
 from veltair.machine.isa import ISAS
 from veltair.profiles.artifact.artifact_folder import Artifact
 from veltair.profiles.artifact.manifest import ONNX_LAYER, LevelSource, Manifest, Storage
-from veltair.profiles.artifact.summary import fastest_alone_ns
+from veltair.profiles.artifact.summary import describe_dimension, fastest_alone_ns
 from veltair.profiles.cache.cache_folder import CacheFolder, cache_path
 from veltair.terminal import ProgressLines, result_console
 
@@ -78,6 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-batch", type=int, help="the greatest of a dynamic batch")
     parser.add_argument(
+        "--dim",
+        action="append",
+        default=[],
+        metavar="NAME=LOW..HIGH",
+        help="the bounds of a dimension beside the batch that the file leaves open, as seq=1..512",
+    )
+    parser.add_argument(
         "--levels",
         choices=LEVELS,
         default="measured",
@@ -106,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
 examples:
   veltair compile resnet50.onnx --out artifacts/resnet50
-  veltair compile bert.onnx --out artifacts/bert --name bert --max-batch 8
+  veltair compile bert.onnx --out artifacts/bert --name bert --max-batch 8 --dim sequence=1..512
   veltair compile saved_model/ --out artifacts/ranker --tensorflow-python tensorflow-env/bin/python"""
 
 
@@ -119,11 +126,13 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--qos-ms: expected a positive number of milliseconds, found {args.qos_ms}")
     refuse_to_overwrite(args.out, force=args.force)
     from veltair.compiler.build import compile_model  # loads TVM's compiler: half a second
+    from veltair.compiler.dimension_plan import checked_dimension, parse_bounds
     from veltair.compiler.onnx.folding.sized_outputs import checked_room
     from veltair.compiler.onnx.saved_model import as_onnx
     from veltair.compiler.tuning.kernel_cache import KernelCache
 
     room = checked_room(args.output_room, "--output-room")
+    dimension = checked_dimension([parse_bounds(text) for text in args.dim], "--dim")
 
     folder = None if args.no_cache else CacheFolder(cache_path())
     cache = KernelCache(folder, fresh_timings=args.fresh_timings or args.fresh)
@@ -158,6 +167,7 @@ def run(args: argparse.Namespace) -> int:
                 levels=LEVELS[args.levels],
                 fallback=not args.no_fallback,
                 output_room=room,
+                dimension=dimension,
                 cache=cache,
                 progress=progress,
                 dump=args.dump,
@@ -194,6 +204,8 @@ def decisions(args: argparse.Namespace, artifact: Artifact) -> Iterator[str]:
             yield "It computes in float32: bfloat16 is not faster on this CPU."
     if integer := _int8_layers(manifest):
         yield f"{integer} of {len(manifest.layers)} layers multiply 8-bit integers; `veltair inspect` names them."
+    if (dimension := manifest.dimension) is not None:
+        yield f"Queries choose {describe_dimension(dimension)}."
     fallback = [layer for layer in manifest.layers if layer.op == ONNX_LAYER]
     for layer in fallback[:SHOWN_FALLBACK]:
         yield f"{layer.name} is left to {layer.note}."

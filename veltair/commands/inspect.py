@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from veltair.commands.usage import snippets
 from veltair.config import ServerConfig
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
-from veltair.profiles.artifact.manifest import ExpectedAnswer
+from veltair.profiles.artifact.manifest import ExpectedAnswer, Manifest, Port
+from veltair.profiles.artifact.summary import describe_dimension, fastest_alone_ns
 from veltair.terminal import Column, ResultTable, result_console
 
 
@@ -50,10 +54,12 @@ def describe(found: Artifact) -> dict[str, Any]:
         "levels": manifest.levels,
         "level_sources": manifest.level_sources or ("measured",) * len(manifest.levels),
         "inputs": [
-            {"name": p.name, "dtype": p.dtype, "shape": p.shape} | ({"max_bytes": p.max_bytes} if p.max_bytes else {})
-            for p in manifest.inputs
+            _describe_port(manifest, p) | ({"max_bytes": p.max_bytes} if p.max_bytes else {})
+            for p in manifest.client_inputs
         ],
-        "outputs": [{"name": p.name, "dtype": p.dtype, "shape": p.shape} for p in manifest.outputs],
+        "outputs": [_describe_port(manifest, p) for p in manifest.outputs],
+        "dimension": None if manifest.dimension is None else msgspec.to_builtins(manifest.dimension),
+        "alone_ns": dict(_alone_ns(manifest)),
         "arena_bytes": manifest.arena_bytes,
         "weights_bytes": found.weights.stat().st_size,
         "layers": [
@@ -82,6 +88,18 @@ def describe(found: Artifact) -> dict[str, Any]:
     }
 
 
+def _describe_port(manifest: Manifest, port: Port) -> dict[str, Any]:
+    shape = port.shape if manifest.dimension is None else manifest.dimension.client_shape(port.name, port.shape)
+    return {"name": port.name, "dtype": port.dtype, "shape": shape}
+
+
+def _alone_ns(manifest: Manifest) -> Iterator[tuple[int, int]]:
+    """The time of one sample by extent of the dimension that queries choose."""
+    if manifest.dimension is not None:
+        for extent, bucket in zip(manifest.dimension.extents, (manifest, *manifest.buckets), strict=True):
+            yield extent, fastest_alone_ns(bucket)
+
+
 def _print(found: Artifact) -> None:
     manifest = found.manifest
     console = result_console()
@@ -98,6 +116,10 @@ def _print(found: Artifact) -> None:
         soft_wrap=True,
     )
     console.print(_describe_answer(manifest.answer), highlight=False, soft_wrap=True)
+    if manifest.dimension is not None:
+        listed = ", ".join(f"{extent} {ns / 1e6:.2f}" for extent, ns in _alone_ns(manifest))
+        text = f"{describe_dimension(manifest.dimension)}; alone, ms: {listed}; the layers are those at the first"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     cores = len(manifest.layers[0].versions[0].latency_ns[0][0]) if manifest.layers else 0
     for line in found.summary().splitlines()[2:]:
         console.print(line, markup=False, soft_wrap=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from veltair.errors import ConfigError, InvariantError
 from veltair.profiles.artifact.artifact_folder import load_artifact
+from veltair.profiles.artifact.dynamic_dimension import split_bucket
 from veltair.scheduler.event_log.header import LogHeader, load_header
 from veltair.scheduler.event_log.replay import replay
 from veltair.scheduler.events import TenantAdded
@@ -69,9 +70,9 @@ def rebuild_scheduler(header: LogHeader, folders: Mapping[str, Path]) -> Schedul
             return recorded_run.rebuild_scheduler(header)
         case {"kind": "daemon", "artifacts": dict(recorded)}:
             profiles = {
-                model: load_artifact(folders.get(model, Path(recorded[model]))).profiles()
+                model: _load_profiles(model, recorded.get(model), folders)
                 for model in header.profiles
-                if model in recorded or model in folders
+                if model in recorded or split_bucket(model)[0] in folders
             }
             header.check_profiles(profiles)
             return header.scheduler.make_scheduler(profiles)
@@ -80,7 +81,16 @@ def rebuild_scheduler(header: LogHeader, folders: Mapping[str, Path]) -> Schedul
 
 def _profiles_of(event: TenantAdded, folders: Mapping[str, Path]) -> Sequence[ModelProfile]:
     """Of a model that was loaded while the daemon recorded the log."""
-    return load_artifact(folders.get(event.tenant.model, Path(event.artifact))).profiles()
+    return _load_profiles(event.tenant.model, event.artifact, folders)
+
+
+def _load_profiles(model: str, recorded: str | None, folders: Mapping[str, Path]) -> Sequence[ModelProfile]:
+    """`recorded`: where the artifact was; a model's buckets have one artifact."""
+    name, bucket = split_bucket(model)
+    buckets = load_artifact(folders.get(name, Path(recorded or ""))).buckets()
+    if bucket >= len(buckets):
+        raise ConfigError(f"{name}: the log is of a model at {bucket + 1} extents or more, found {len(buckets)}")
+    return buckets[bucket].profiles()
 
 
 def _parse_folders(options: list[str]) -> dict[str, Path]:

@@ -48,9 +48,11 @@ def announce(
     for name, tenant in islice(tenants.items(), MOST_MODELS):
         console.print(f"\n{name}", markup=False, style="bold", soft_wrap=True)
         manifest = tenant.artifact.manifest
-        for side, ports in (("input", manifest.inputs), ("output", manifest.outputs)):
+        for side, ports in (("input", manifest.client_inputs), ("output", manifest.outputs)):
             for port in ports[:MOST_PORTS]:
-                console.print(f"  {side:<6}  {port.name}  {describe_port(port)}", markup=False, soft_wrap=True)
+                console.print(
+                    f"  {side:<6}  {port.name}  {describe_port(port, manifest.dimension)}", markup=False, soft_wrap=True
+                )
             if len(ports) > MOST_PORTS:
                 console.print(f"  {side:<6}  … {len(ports)} in all", markup=False, soft_wrap=True)
     if tenants and config.server.tls is None and not config.clients:
@@ -72,15 +74,17 @@ def _how_to_ask_others(grpc: str) -> str:
 def snippets(model: str, manifest: Manifest, http: str, grpc: str) -> str:
     """Several ways to ask the model that is served under this name, at HOST:PORT of both protocols."""
     parts = [f"# once, with random inputs\nveltair query grpc://{grpc} {shlex.quote(model)} --random"]
-    if len(manifest.inputs) <= MOST_INPUTS:
-        parts.append(f"# Python\n{python_snippet(model, manifest.inputs, grpc)}")
-        parts.append(f"# curl: inputs of zeros\n{curl_snippet(model, manifest.inputs, http)}")
+    if len(inputs := manifest.client_inputs) <= MOST_INPUTS:
+        masks = manifest.dimension.masks if manifest.dimension else ()
+        parts.append(f"# Python\n{python_snippet(model, inputs, grpc, masks)}")
+        if not masks:  # zeros mask everything
+            parts.append(f"# curl: inputs of zeros\n{curl_snippet(model, inputs, http)}")
     return "\n\n".join(parts)
 
 
-def python_snippet(model: str, inputs: Sequence[Port], grpc: str) -> str:
-    """Asks once, with one sample of zeros, of the lowest ids, of empty strings."""
-    arrays = "".join(f"        {json.dumps(port.name)}: {_array(port)},\n" for port in inputs)
+def python_snippet(model: str, inputs: Sequence[Port], grpc: str, masks: Sequence[str] = ()) -> str:
+    """Asks once, with one sample of zeros, of the lowest ids, of empty strings; of `masks` all ones."""
+    arrays = "".join(f"        {json.dumps(port.name)}: {_array(port, port.name in masks)},\n" for port in inputs)
     return (
         "import numpy as np\nimport veltair\n\n"
         f'with veltair.Client("grpc://{grpc}") as client:\n'
@@ -89,8 +93,10 @@ def python_snippet(model: str, inputs: Sequence[Port], grpc: str) -> str:
     )
 
 
-def _array(port: Port) -> str:
+def _array(port: Port, is_mask: bool) -> str:
     shape = port.at(1)
+    if is_mask:
+        return f"np.ones({shape}, {'bool' if port.dtype == 'bool' else f'np.{port.dtype}'})"
     if port.dtype == "string":
         return f'np.full({shape}, "", object)'
     if port.low:

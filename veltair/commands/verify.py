@@ -49,6 +49,7 @@ def facts(report: VerificationReport) -> dict[str, Any]:
         "max_table_err": report.max_table_err,
         "tolerance": report.tolerance,
         "batches": report.batches,
+        "extents": report.extents,
         "cores": report.cores,
         "mismatches": report.mismatches,
     }
@@ -59,9 +60,11 @@ def show(report: VerificationReport, console: Console) -> None:
     for text in report.mismatches:
         console.print(text, style="red", highlight=False)
     verdict = "[green]agrees[/]" if report.ok else "[red]differs[/]"
+    extents = f"extents {', '.join(map(str, report.extents))}, " if report.extents else ""
     console.print(
         f"{verdict}: {report.versions} versions of {report.layers} layers, batches "
-        f"{', '.join(map(str, report.batches))}, 1 … {report.cores} cores; largest error {report.max_abs_err:.3g}, "
+        f"{', '.join(map(str, report.batches))}, {extents}1 … {report.cores} cores; "
+        f"largest error {report.max_abs_err:.3g}, "
         f"{report.max_rel_err:.2e} of the largest value (allowed {report.tolerance:g}), "
         f"cosine {report.min_cosine:.6f}; of a layer {report.max_layer_err:.2e}",
         highlight=False,

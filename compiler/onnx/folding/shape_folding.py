@@ -20,7 +20,7 @@ from veltair.compiler.onnx.folding.opaque_nodes import OWN_DOMAIN, is_opaque, jo
 from veltair.compiler.onnx.folding.row_numbers import ROWS, keep_apart
 from veltair.compiler.onnx.folding.shape_arguments import restate
 from veltair.compiler.onnx.folding.shape_propagation import ShapePropagation, TensorFacts, same_values
-from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, batch_symbols, give_room
+from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom, batch_symbols, give_room
 from veltair.compiler.onnx.folding.transpositions import simplify_transpositions
 from veltair.compiler.onnx.node_evaluation import Array, infer_node
 from veltair.compiler.onnx.recurrent_layout import RECURRENT
@@ -62,7 +62,7 @@ def fold_shapes(
     path: Path,
     *,
     fallback: bool = True,
-    output_room: int = OUTPUT_ROOM,
+    output_room: OutputRoom = OUTPUT_ROOM,
 ) -> FoldedGraph:
     """Fold what follows from shapes and constants alone.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -20,11 +21,12 @@ from veltair.profiles.artifact.manifest import Port, sized_output
 
 OUTPUT_ROOM = 1 << 16  # elements for each sample, where nobody asks for another number
 MOST_ROOM = 1 << 26
+OutputRoom: TypeAlias = int | Mapping[str, int]  # elements for each sample: of all such outputs, or by output
 PREFIX = "veltair/output/"  # of names that are added
 
 
 def give_room(
-    proto: onnx.ModelProto, names: Set[str], room: int, dynamic: bool, path: Path
+    proto: onnx.ModelProto, names: Set[str], room: OutputRoom, dynamic: bool, path: Path
 ) -> tuple[onnx.ModelProto, dict[str, Port], dict[str, Array]]:
     """The model with two outputs in place of each of `names`, the ports that clients see, and constants.
 
@@ -39,6 +41,7 @@ def give_room(
     symbols = batch_symbols(graph) - {""} if dynamic else set()
     taken = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
     outputs, ports = list[onnx.ValueInfoProto](), dict[str, Port]()
+    numbers = {f"{PREFIX}flat": [-1], f"{PREFIX}none": [0]}
     for value in proto.graph.output:
         if value.name not in names:
             outputs.append(value)
@@ -51,7 +54,9 @@ def give_room(
         dims = [dim.dim_value for dim in tensor.shape.dim]
         if dims and not dims[0] and tensor.shape.dim[0].dim_param in symbols:
             dims[0] = -1
-        port = ports[value.name] = Port(value.name, type_name(tensor.elem_type), tuple(dims), room=room)
+        space = room if isinstance(room, int) else room.get(value.name, OUTPUT_ROOM)
+        port = ports[value.name] = Port(value.name, type_name(tensor.elem_type), tuple(dims), room=space)
+        numbers |= {f"{PREFIX}{value.name}/room": [space], f"{PREFIX}{value.name}/rows": [-1, space]}
         parts = sized_output(port, 1 if batch is None else -1)
         for part in parts:
             if part.name in taken:
@@ -60,8 +65,7 @@ def give_room(
             shape = [dim if dim >= 0 else symbol for dim in part.shape]
             outputs.append(helper.make_tensor_value_info(part.name, kind, shape))
         graph.node.extend(_nodes(value.name, parts, batch))
-    numbers = {"room": [room], "flat": [-1], "none": [0], "rows": [-1, room]}
-    constants = {f"{PREFIX}{name}": np.array(value, np.int64) for name, value in numbers.items()}
+    constants = {name: np.array(value, np.int64) for name, value in numbers.items()}
     del graph.output[:]
     graph.output.extend(outputs)
     return changed, ports, constants
@@ -109,15 +113,15 @@ def _nodes(name: str, parts: Sequence[Port], batch: onnx.ValueInfoProto | None) 
     def node(op: str, inputs: Sequence[str], output: str, **attributes: int) -> onnx.NodeProto:
         return helper.make_node(op, inputs, [output], name=f"{inner}{op}/{output}", **attributes)
 
-    space = f"{PREFIX}room"
+    space = f"{inner}room"
     if batch is not None:
         yield node("Shape", [batch.name], f"{inner}batch", start=0, end=1)
         space = f"{inner}space"
-        yield node("Mul", [f"{PREFIX}room", f"{inner}batch"], space)
+        yield node("Mul", [f"{inner}room", f"{inner}batch"], space)
     yield node("Shape", [name], extents)
     yield node("Reshape", [name, f"{PREFIX}flat"], f"{inner}flat")
     yield node("Shape", [f"{inner}flat"], f"{inner}size")
     yield node("Sub", [space, f"{inner}size"], f"{inner}left")
     yield node("Concat", [f"{PREFIX}none", f"{inner}left"], f"{inner}pads", axis=0)
     yield node("Pad", [f"{inner}flat", f"{inner}pads"], f"{inner}padded")
-    yield node("Reshape", [f"{inner}padded", f"{PREFIX}rows"], values)
+    yield node("Reshape", [f"{inner}padded", f"{inner}rows"], values)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from veltair.profiles.artifact.artifact_folder import CheckedArtifact
+from veltair.profiles.artifact.dynamic_dimension import split_bucket
 from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.event_log.header import digest_profiles
 from veltair.scheduler.events import Event, TenantAdded, TenantRemoved
 from veltair.scheduler.scheduler import Scheduler
 from veltair.server.engine.arrivals import Arrivals
 from veltair.server.engine.in_flight_queries import InFlightQueries
-from veltair.server.engine.models.tenants import added_tenant
+from veltair.server.engine.models.tenants import added_tenants
 from veltair.server.ipc.messages import TenantSpec
 from veltair.types import Tenant
+
+ModelTable: TypeAlias = tuple[str, ProfileCosts]  # a model's name for the scheduler, and its costs at one batch
 
 
 class PreparedModel:
@@ -28,17 +32,21 @@ class PreparedModel:
         served.add(prepared)
     """
 
-    def __init__(self, spec: TenantSpec, tenant: Tenant, profiles: str, tables: Iterator[ProfileCosts]) -> None:
-        """`profiles`: their digest. `tables`: what the scheduler learns of the model, not made yet."""
-        self.spec, self.tenant, self.profiles = spec, tenant, profiles
-        self.tables: list[ProfileCosts] = []
+    def __init__(
+        self, spec: TenantSpec, tenants: Sequence[Tenant], profiles: Sequence[str], tables: Iterator[ModelTable]
+    ) -> None:
+        """`tenants`: one for each bucket. `profiles`: their digests. `tables`: what the scheduler learns of them, not
+        made yet."""
+        self.spec, self.tenants, self.profiles = spec, tenants, profiles
+        self.tables: dict[str, list[ProfileCosts]] = {}  # by model
         self._left = tables
 
     def make_some(self) -> bool:
         """Make one more table: the engine has other things to do besides. Returns whether all are made."""
-        if (table := next(self._left, None)) is not None:
-            self.tables.append(table)
-        return table is None
+        if (found := next(self._left, None)) is not None:
+            model, table = found
+            self.tables.setdefault(model, []).append(table)
+        return found is None
 
 
 class ServedModels:
@@ -70,21 +78,31 @@ class ServedModels:
 
     def prepare(self, spec: TenantSpec, artifact: CheckedArtifact) -> PreparedModel:
         """What the scheduler needs of a model, to be made bit by bit. Raises ProfileError."""
-        costs, profiles = self._scheduler.state.costs, artifact.profiles()
-        tenant = added_tenant(spec, artifact, {model: by_batch[0].profile.digest for model, by_batch in costs.items()})
-        tables = iter(()) if tenant.model in costs else self._scheduler.prepare_model(tenant.model, profiles)
-        return PreparedModel(spec, tenant, digest_profiles(profiles), tables)
+        costs, buckets = self._scheduler.state.costs, artifact.buckets()
+        known = {model: by_batch[0].profile.digest for model, by_batch in costs.items()}
+        tenants = added_tenants(spec, artifact, known)
+        profiles = [bucket.profiles() for bucket in buckets]
+        prepared = [
+            (tenant.model, self._scheduler.prepare_model(tenant.model, by_batch))
+            for tenant, by_batch in zip(tenants, profiles, strict=True)
+            if tenant.model not in costs
+        ]
+        tables = ((model, table) for model, made in prepared for table in made)
+        return PreparedModel(spec, tenants, [digest_profiles(by_batch) for by_batch in profiles], tables)
 
     def add(self, prepared: PreparedModel) -> None:
         """Queries of it may come. Raises ConfigError, and adds nothing then."""
-        spec, tenant = prepared.spec, prepared.tenant
-        if tenant.model not in self._scheduler.state.costs:
-            self._scheduler.learn_model(tenant.model, prepared.tables)
+        spec, known = prepared.spec, self._scheduler.state.costs
+        for model, tables in prepared.tables.items():
+            if model not in known:
+                self._scheduler.learn_model(model, tables)
         self.specs[spec.number] = spec
         self._queries.count(spec)
-        self._decide(TenantAdded(time.monotonic_ns(), tenant, spec.artifact, prepared.profiles))
+        for tenant, profiles in zip(prepared.tenants, prepared.profiles, strict=True):
+            self._decide(TenantAdded(time.monotonic_ns(), tenant, spec.artifact, profiles))
 
     def remove(self, number: int) -> None:
         """No more queries of it come."""
         spec = self.specs.pop(number)
-        self._decide(TenantRemoved(time.monotonic_ns(), spec.key))
+        for tenant in [name for name in self._scheduler.state.tenants if split_bucket(name)[0] == spec.key]:
+            self._decide(TenantRemoved(time.monotonic_ns(), tenant))

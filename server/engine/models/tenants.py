@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from veltair.profiles.artifact.artifact_folder import CheckedArtifact
+from veltair.profiles.artifact.dynamic_dimension import bucket_name
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.server.ipc.messages import TenantSpec
 from veltair.types import ModelProfile, QoSTarget, Tenant
@@ -13,7 +14,12 @@ from veltair.types import ModelProfile, QoSTarget, Tenant
 def tenants_and_profiles(
     specs: Sequence[TenantSpec], artifacts: Sequence[CheckedArtifact]
 ) -> tuple[tuple[Tenant, ...], dict[str, tuple[ModelProfile, ...]]]:
-    """The scheduler's tenants, and the profiles by model. `artifacts` has one for each tenant, in order."""
+    """The scheduler's tenants, and the profiles by model. `artifacts` has one for each of `specs`, in order.
+
+    To the scheduler a model has one time for each batch. So each bucket of a model whose queries choose a dimension is
+    a tenant, and a model, of its own: what it plans with is that bucket's times, and only queries of one bucket share
+    a batch.
+    """
     digests: dict[str, set[str]] = {}  # by model
     for artifact in artifacts:
         digests.setdefault(artifact.manifest.model, set()).add(artifact.digest)
@@ -23,22 +29,28 @@ def tenants_and_profiles(
         model = artifact.manifest.model
         return model if len(digests[model]) == 1 else f"{model}@{artifact.digest[:12]}"
 
-    pairs = zip(specs, artifacts, strict=True)
-    tenants = tuple(_tenant(spec, artifact, model_key(artifact)) for spec, artifact in pairs)
-    return tenants, {model_key(artifact): artifact.profiles() for artifact in artifacts}
+    tenants, profiles = list[Tenant](), dict[str, tuple[ModelProfile, ...]]()
+    for spec, artifact in zip(specs, artifacts, strict=True):
+        for bucket, each in enumerate(artifact.buckets()):
+            model = bucket_name(model_key(artifact), bucket)
+            tenants.append(_tenant(spec, each, model, bucket))
+            profiles[model] = each.profiles()
+    return tuple(tenants), profiles
 
 
-def added_tenant(spec: TenantSpec, artifact: CheckedArtifact, known: Mapping[str, str]) -> Tenant:
-    """A tenant that is loaded later, as the scheduler takes it. `known`: digests of the models that it has, by name."""
+def added_tenants(spec: TenantSpec, artifact: CheckedArtifact, known: Mapping[str, str]) -> list[Tenant]:
+    """What is loaded later, as `tenants_and_profiles` has it. `known`: digests of the models that the scheduler has, by
+    name."""
     model = artifact.manifest.model
     if known.get(model, artifact.digest) != artifact.digest:
         model = f"{model}@{artifact.digest[:12]}"
-    return _tenant(spec, artifact, model)
+    buckets = enumerate(artifact.buckets())
+    return [_tenant(spec, each, bucket_name(model, bucket), bucket) for bucket, each in buckets]
 
 
-def _tenant(spec: TenantSpec, artifact: CheckedArtifact, model: str) -> Tenant:
+def _tenant(spec: TenantSpec, artifact: CheckedArtifact, model: str, bucket: int) -> Tenant:
     return Tenant(
-        name=spec.key,
+        name=bucket_name(spec.key, bucket),
         model=model,
         qos=QoSTarget(spec.qos_ns, spec.percentile),
         priority=spec.priority,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from veltair.profiles.artifact.manifest import LayerEntry, Manifest, Port
-from veltair.server.front.model_metadata import port_shape
 from veltair.server.ipc.status_records import TenantStatus
 from veltair.server.ipc.tensor_pool import lay_out_region
 from veltair.server.protocol.datatypes import datatype_name
@@ -47,17 +46,18 @@ def model_details(
         "batches": list(manifest.batches),
         "levels": list(manifest.levels),
         "environment": manifest.environment,
-        "inputs": [_port(port) for port in manifest.inputs],
-        "outputs": [_port(port) for port in manifest.outputs],
+        "inputs": [_port(port, manifest) for port in manifest.client_inputs],
+        "outputs": [_port(port, manifest) for port in manifest.outputs],
         "memory": _memory(served, workers, held),
         "layers": [_layer(manifest, layer, cores) for layer in manifest.layers],
         "use": None if status is None else _use(status),
     }
 
 
-def _port(port: Port) -> dict[str, Any]:
+def _port(port: Port, manifest: Manifest) -> dict[str, Any]:
     bounds = None if port.low is None and port.high is None else [port.low, port.high]
-    return {"name": port.name, "datatype": datatype_name(port.dtype), "shape": port_shape(port), "bounds": bounds}
+    shape = list(manifest.client_shape(port))
+    return {"name": port.name, "datatype": datatype_name(port.dtype), "shape": shape, "bounds": bounds}
 
 
 def _memory(served: ServedTenant, workers: int | None, held: ModelMemory | None) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _memory(served: ServedTenant, workers: int | None, held: ModelMemory | None)
         "weights": sum(buffer.bytes_at(1) for buffer in manifest.buffers if buffer.kind == "weight"),
         "held": None if held is None else {kind: getattr(held, kind) for kind in KINDS} | {"total": held.total},
         "resident": served.resident,
-        "activations": manifest.arena_bytes,  # in each worker
+        "activations": manifest.arena_bytes + sum(each.arena_bytes for each in manifest.buckets),  # in each worker
         "workers": workers,
         "query": lay_out_region(manifest, 0).slot_bytes,  # inputs and outputs at the largest batch
         "slots": served.share.slots,

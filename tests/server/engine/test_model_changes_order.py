@@ -87,7 +87,7 @@ class Opened:
 
     def add(self, spec: Any, descriptors: Any) -> Any:
         self.numbers.add(spec.number)
-        return SimpleNamespace(path="/", manifest=SimpleNamespace(layers=[], max_batch=1))
+        return SimpleNamespace(path="/", manifest=SimpleNamespace(layers=[], max_batch=1, buckets=()))
 
     def files(self, number: int) -> Any:
         assert number in self.numbers

@@ -1,0 +1,109 @@
+"""At which extents a model with an open dimension is compiled, and how queries are brought to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import TypeAlias
+
+from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes
+from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
+from veltair.compiler.onnx.onnx_model import load_model, parse_model
+from veltair.compiler.onnx.position_rules import PaddingShowsError
+from veltair.compiler.padding_proof import id_bounds, prove_padding
+from veltair.errors import ConfigError
+from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
+
+MOST_EXTENT = 1 << 20
+MOST_DIGITS = 20  # of both bounds
+SHORT = (8, 16)  # buckets below the first step
+STEP, LONG_STEP, LONG = 32, 64, 256  # between buckets, and from 256 on
+Bounds: TypeAlias = tuple[str, int, int]  # of a dimension: its name, the least and the greatest extent
+
+
+@dataclass(frozen=True, slots=True)
+class DimensionPlan:
+    """What `plan_dimension` decides.
+
+    ::
+
+        plan = plan_dimension(Path("bert.onnx"), "seq", 1, 512)
+        plan.dimension.extents  # (512, 448, …)
+    """
+
+    dimension: DynamicDimension
+    output_room: OutputRoom
+    ids: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of a model that is not padded: bounds of inputs
+
+    @property
+    def fixed(self) -> tuple[FixedExtent, ...]:
+        """What is compiled, the largest first."""
+        d = self.dimension
+        return tuple(FixedExtent(d.name, extent, d.exact, ids=self.ids) for extent in d.extents)
+
+
+def plan_dimension(path: Path, name: str, low: int, high: int, output_room: OutputRoom = OUTPUT_ROOM) -> DimensionPlan:
+    """Buckets where queries may be padded, else one that has room for the largest and whose kernels know the extent.
+
+    Raises ModelError where no input has a dimension of this name, or the model cannot be loaded.
+    """
+    proto = parse_model(path)
+    axes = open_axes(proto, name)
+    fixed = FixedExtent(name, high)
+    fixed.fix(proto, path)
+    try:
+        proof = prove_padding(path, name, low, high, axes)
+    except PaddingShowsError as shown:
+        model = load_model(path, fixed=fixed, output_room=output_room)
+        rooms = {port.name: prod(abs(dim) for dim in port.shape) for port in model.outputs}
+        rooms |= {name: port.room for name, port in model.sized.items()}
+        ids = {port.name: found for port in model.inputs if (found := id_bounds(model, port.name))}
+        dimension = DynamicDimension(name, low, high, (high,), axes, exact=True, reason=str(shown))
+        return DimensionPlan(dimension, rooms, ids)
+    extents = bucket_extents(low, high)
+    dimension = DynamicDimension(name, low, high, extents, axes | dict(proof.axes), dict(proof.pads), proof.masks)
+    return DimensionPlan(dimension, output_room)
+
+
+def bucket_extents(low: int, high: int) -> tuple[int, ...]:
+    """Extents to compile at, descending from `high`. At multiples of 32, at most a tenth of them is padding.
+
+    >>> bucket_extents(1, 512)
+    (512, 448, 384, 320, 256, 224, 192, 160, 128, 96, 64, 32, 16, 8)
+    >>> bucket_extents(1, 9), bucket_extents(40, 50)
+    ((9, 8), (50,))
+    """
+    found, extent = list(SHORT), STEP
+    while extent < high:
+        found.append(extent)
+        extent += STEP if extent < LONG else max(LONG_STEP, 1 << (extent.bit_length() - 5))
+    return (high, *reversed([each for each in found if low <= each < high]))
+
+
+def parse_bounds(text: str) -> Bounds:
+    """The name and the bounds of a dimension as the command line has it. Raises ConfigError.
+
+    >>> parse_bounds("seq=1..512")
+    ('seq', 1, 512)
+    """
+    name, found, bounds = text.rpartition("=")
+    low, dots, high = bounds.partition("..")
+    digits = low.isascii() and low.isdecimal() and high.isascii() and high.isdecimal()
+    if not (found and name and dots and digits and len(bounds) < MOST_DIGITS):
+        raise ConfigError(f"--dim {text}: expected NAME=LOW..HIGH, as in seq=1..512")
+    return name, int(low), int(high)
+
+
+def checked_dimension(given: Sequence[Bounds], option: str) -> Bounds | None:
+    """The one dimension that was given, if any. Raises ConfigError naming the option."""
+    if len(given) > 1:
+        raise ConfigError(f"{option}: expected one dimension, found {', '.join(name for name, *_ in given)}")
+    for name, low, high in given:
+        if not 1 <= low < high <= MOST_EXTENT:
+            raise ConfigError(
+                f"{option}: {name}: expected bounds from 1 to {MOST_EXTENT}, the first below the second, found "
+                f"{low}..{high}"
+            )
+    return given[0] if given else None

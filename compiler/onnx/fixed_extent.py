@@ -1,0 +1,114 @@
+"""`FixedExtent`: a model whose file leaves a dimension open, beside the batch, at one extent of it.
+
+Either its inputs have that extent, or they are *exact*: they have room for it, and the extent of a query comes as an
+input of its own, to which operators at the model's begin cut them. What is behind these has no shape that can be told,
+so that it is left to ONNX Runtime (`folding.opaque_nodes`), which takes any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from veltair.compiler.onnx.constants import all_nodes
+from veltair.errors import ModelError
+from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT
+
+PREFIX = f"{EXTENT_INPUT}/"  # of names that are added
+
+
+@dataclass(frozen=True, slots=True)
+class FixedExtent:
+    """One extent of the dimension `name`.
+
+    >>> FixedExtent("seq", 32).exact
+    False
+    """
+
+    name: str
+    extent: int
+    exact: bool = False
+    batch: int | None = None  # what a symbolic first dimension is fixed to; None: it stays open
+    ids: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # the bounds of inputs that are exact
+
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """Of inputs whose values the model's operators do not show. Layers are timed and checked at the extent."""
+        return {**self.ids, EXTENT_INPUT: (self.extent, self.extent)} if self.exact else {}
+
+    def fix(self, proto: onnx.ModelProto, path: Path) -> None:
+        """Give the inputs the extent. Raises ModelError where no input has the dimension, or one has it twice and is to
+        be exact."""
+        axes = open_axes(proto, self.name)
+        if not axes:
+            known = ", ".join(repr(name) for name in open_names(proto)) or "none"
+            raise ModelError(f"{path}: no input has a dimension {self.name!r}; symbolic dimensions: {known}")
+        for value in proto.graph.input:
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+                if axis in axes.get(value.name, ()):
+                    dim.dim_value = self.extent
+                elif axis == 0 and self.batch is not None and not dim.HasField("dim_value"):
+                    dim.dim_value = self.batch
+        if not self.exact:
+            for value in proto.graph.output:
+                for dim in value.type.tensor_type.shape.dim:
+                    if dim.dim_param == self.name:
+                        dim.dim_value = self.extent
+        del proto.graph.value_info[:]  # what it says of shapes holds for any extent, and is inferred again
+
+    def cut_inputs(self, proto: onnx.ModelProto, axes: dict[str, tuple[int, ...]]) -> None:
+        """Have the inputs cut to the extent that EXTENT_INPUT says. The model is of operator set 10 or newer."""
+        if not self.exact:
+            return
+        graph = proto.graph
+        renamed = {name: f"{PREFIX}{name}" for name in axes}
+        for node in all_nodes(graph.node):
+            for place, name in enumerate(node.input):
+                node.input[place] = renamed.get(name, name)
+        added = [node for name, where in axes.items() for node in _cut(name, renamed[name], where)]
+        given = list(graph.node)
+        del graph.node[:]
+        graph.node.extend([*added, *given])
+        for name, where in axes.items():
+            for suffix, numbers in (("begin", [0] * len(where)), ("axes", list(where))):
+                graph.initializer.append(
+                    numpy_helper.from_array(np.array(numbers, np.int64), f"{PREFIX}{name}/{suffix}")
+                )
+        graph.input.append(helper.make_tensor_value_info(EXTENT_INPUT, TensorProto.INT64, [1]))
+
+
+def _cut(name: str, cut: str, axes: tuple[int, ...]) -> Iterator[onnx.NodeProto]:
+    end = EXTENT_INPUT
+    if len(axes) > 1:
+        end = f"{cut}/end"
+        yield helper.make_node("Concat", [EXTENT_INPUT] * len(axes), [end], name=end, axis=0)
+    yield helper.make_node("Slice", [name, f"{cut}/begin", end, f"{cut}/axes"], [cut], name=cut)
+
+
+def open_axes(proto: onnx.ModelProto, name: str) -> dict[str, tuple[int, ...]]:
+    """The axes of each input that have the dimension of this name."""
+    found = {}
+    for value in _inputs(proto):
+        dims = value.type.tensor_type.shape.dim
+        axes = tuple(axis for axis, dim in enumerate(dims) if dim.dim_param == name and not dim.HasField("dim_value"))
+        if axes:
+            found[value.name] = axes
+    return found
+
+
+def open_names(proto: onnx.ModelProto) -> list[str]:
+    """The names of the inputs' symbolic dimensions."""
+    dims = (dim for value in _inputs(proto) for dim in value.type.tensor_type.shape.dim)
+    return list(dict.fromkeys(dim.dim_param for dim in dims if dim.dim_param))
+
+
+def _inputs(proto: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    for value in proto.graph.input:
+        if value.name not in constants:
+            yield value

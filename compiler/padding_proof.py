@@ -1,0 +1,236 @@
+"""Whether queries may be padded along a dimension of a model: `prove_padding` answers with what it takes, or why not.
+
+Two things have to hold. By its structure, the model mixes positions only where each padded one is exactly zero
+(`onnx.position_rules`), which is seen on the model itself, on random inputs padded from several extents: values that an
+attention mask has put out are exact zeros, others never are by chance. And ONNX Runtime gives the same answers for
+inputs as they are and padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from veltair.compiler.onnx.fixed_extent import FixedExtent
+from veltair.compiler.onnx.node_attributes import attribute
+from veltair.compiler.onnx.node_evaluation import IR_VERSION
+from veltair.compiler.onnx.onnx_model import OnnxModel, load_model
+from veltair.compiler.onnx.position_rules import PaddingShowsError, Positions, ZeroNeeded
+from veltair.compiler.onnx.simplify import describe_error
+from veltair.errors import ModelError
+from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
+from veltair.types import TensorSpec
+
+BATCH = 2
+TOLERANCE = 2e-4  # of an output's largest value: sums are taken in another order
+LARGE = 1000.0  # what floats are multiplied by once: a mask has to put out such values too
+MOST_BYTES = 15 << 27  # of the constants of a model that is looked at: a protobuf holds 2 GB
+SEED = 61
+
+Feeds = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class PaddingProof:
+    """What makes padding harmless.
+
+    >>> PaddingProof(pads={}, masks=("attention_mask",), axes={"tokens": (1,)}).masks
+    ('attention_mask',)
+    """
+
+    pads: Mapping[str, int]  # by input, where that is not 0
+    masks: tuple[str, ...]  # inputs that must be 0 or 1, with a 1 in each row
+    axes: Mapping[str, tuple[int, ...]]  # of each output that has the dimension
+
+
+def prove_padding(path: Path, name: str, low: int, high: int, axes: Mapping[str, tuple[int, ...]]) -> PaddingProof:
+    """Raises PaddingShowsError with the reason where padding may show; ModelError for a file that cannot be loaded.
+
+    axes: by input, those that have the dimension `name`, which goes from `low` to `high`.
+    """
+    other = min(max(low, 2 * high // 3), high - 1)
+    large, small = (load_model(path, fixed=FixedExtent(name, extent, batch=BATCH)) for extent in (high, other))
+    if large.sized or large.columns:
+        raise PaddingShowsError("values of its inputs decide the extents of an output, or it computes feature columns")
+    needed = Positions(large, small, high, other, low).check()
+    outputs = {port.name: _axes_of(port, _find(small.outputs, port.name), high, other) for port in large.outputs}
+    whole = {n: found for n, found in outputs.items() if found}
+    failure = PaddingShowsError("no input has the dimension")
+    for pads in _candidates(large.inputs, axes):
+        dimension = DynamicDimension(name, low, high, (high,), {**axes, **whole}, pads=pads)
+        trial = _Trial(path, large, dimension, needed)
+        try:
+            return PaddingProof(pads, trial.masks(), whole)
+        except PaddingShowsError as error:
+            failure = error
+    raise failure
+
+
+def _find(ports: Sequence[TensorSpec], name: str) -> TensorSpec:
+    found = next((port for port in ports if port.name == name), None)
+    if found is None:
+        raise PaddingShowsError(f"output {name!r} is another one at another extent")
+    return found
+
+
+def _axes_of(large: TensorSpec, small: TensorSpec, extent: int, other: int) -> tuple[int, ...]:
+    pairs = list(zip(large.shape, small.shape, strict=True))
+    if any(a != b and (a, b) != (extent, other) for a, b in pairs):
+        raise PaddingShowsError(f"output {large.name!r} has {large.shape} at {extent}, and {small.shape} at {other}")
+    return tuple(axis for axis, (a, b) in enumerate(pairs) if a != b)
+
+
+def _candidates(inputs: Sequence[TensorSpec], axes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, int]]:
+    """Pads to try: zeros; ones where a mask may say which positions do not count."""
+    yield {}
+    flags = [port.name for port in inputs if port.name in axes and port.dtype == "bool"]
+    if flags:
+        yield dict.fromkeys(flags, 1)
+
+
+class _Trial:
+    """Runs the model on padded inputs. Every method raises PaddingShowsError where padding shows."""
+
+    def __init__(self, path: Path, model: OnnxModel, dimension: DynamicDimension, needed: Sequence[ZeroNeeded]) -> None:
+        import onnxruntime as ort
+
+        self._model, self._dimension, self._needed, self._ort = model, dimension, needed, ort
+        self._original = self._session(str(path))
+        made = {name for node in model.nodes for name in node.output}
+        seen = {tensor for need in needed for tensor, _ in need.tensors}
+        self._seen = sorted(seen & made)
+        self._inner = self._session(self._instrumented()) if self._seen else None
+        self._bounds = {port.name: id_bounds(model, port.name) or (0, 1) for port in model.inputs}
+
+    def masks(self) -> tuple[str, ...]:
+        """The inputs that are masks; without padding to see, none is."""
+        d, rng = self._dimension, np.random.default_rng(SEED)
+        extents = sorted({d.low, min(d.low + 1, d.high - 1), (d.low + d.high) // 2, d.high - 1})
+        for extent in extents:
+            for scale in (1.0, LARGE):
+                self._check(self._draw(extent, rng, scale), extent)
+        found = []
+        for port in self._model.inputs:
+            if d.axes.get(port.name) and np.dtype(port.dtype).kind in "iub":
+                feeds = self._draw(extents[-1], rng, 1.0)
+                feeds[port.name] = np.full_like(feeds[port.name], d.pads.get(port.name, 0))
+                try:
+                    self._check(feeds, extents[-1])
+                except PaddingShowsError:
+                    found.append(self._checked_mask(port))
+        return tuple(found)
+
+    def _checked_mask(self, port: TensorSpec) -> str:
+        alone = self._dimension.axes[port.name] == (len(port.shape) - 1,)
+        if not alone or self._bounds[port.name][1] != 1 or self._dimension.pads.get(port.name):
+            raise PaddingShowsError(f"padding of {port.name!r} shows where all of it is padding")
+        return port.name
+
+    def _check(self, feeds: Feeds, extent: int) -> None:
+        d = self._dimension
+        padded = {name: np.asarray(value) for name, value in d.bring_to_bucket(feeds, extent).items()}
+        self._check_zeros(padded, extent)
+        names = [port.name for port in self._model.outputs]
+        exact, found = (self._run(self._original, names, each) for each in (feeds, padded))
+        for name, wanted, output in zip(names, exact, found, strict=True):
+            _compare(name, d.first(name, output, extent), wanted, extent)
+
+    def _check_zeros(self, padded: Feeds, extent: int) -> None:
+        known = {**self._model.initializers, **padded}
+        if self._inner is not None:
+            known |= zip(self._seen, self._run(self._inner, self._seen, padded), strict=True)
+        whole = self._dimension.high
+        for need in self._needed:
+            if not any(_is_zero(known[name], axis, extent, whole) for name, axis in need.tensors):
+                raise PaddingShowsError(f"node {need.node!r} mixes positions, and padded ones count")
+
+    def _run(self, session: Any, names: Sequence[str], feeds: Feeds) -> list[NDArray[Any]]:
+        given = {port.name for port in session.get_inputs()}
+        try:
+            found: list[NDArray[Any]] = session.run(list(names), {n: v for n, v in feeds.items() if n in given})
+        except Exception as error:  # ONNX Runtime raises its own types
+            raise PaddingShowsError(f"ONNX Runtime does not run it: {describe_error(error)}") from None
+        return found
+
+    def _session(self, given: str | bytes) -> Any:
+        options = self._ort.SessionOptions()
+        options.log_severity_level = 4
+        if isinstance(given, bytes):  # tensors that have become outputs stay what they are
+            options.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        try:
+            return self._ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime raises its own types
+            raise ModelError(f"{self._model.path}: ONNX Runtime cannot load it: {describe_error(error)}") from None
+
+    def _instrumented(self) -> bytes:
+        """The model with the tensors that have to be zero as its outputs."""
+        model = self._model
+        if sum(value.nbytes for value in model.initializers.values()) > MOST_BYTES:
+            raise PaddingShowsError("its constants are too large to look inside")
+        used = {name for node in model.nodes for name in node.input}
+        graph = onnx.helper.make_graph(
+            list(model.nodes),
+            "positions",
+            [_value(port) for port in model.inputs],
+            [_value(model.values[name]) for name in self._seen],
+            [onnx.numpy_helper.from_array(np.asarray(v), n) for n, v in model.initializers.items() if n in used],
+        )
+        opsets = [onnx.helper.make_opsetid("", model.opset)]
+        opsets += [onnx.helper.make_opsetid(domain, version) for domain, version in model.other_opsets.items()]
+        made: bytes = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION).SerializeToString()
+        return made
+
+    def _draw(self, extent: int, rng: np.random.Generator, scale: float) -> Feeds:
+        """Random inputs of the extent; integers without a range are masks, with a 1 in each row."""
+        found = {}
+        for port in self._model.inputs:
+            axes = self._dimension.axes.get(port.name, ())
+            shape = [extent if axis in axes else dim for axis, dim in enumerate(port.shape)]
+            kind = np.dtype(port.dtype).kind
+            if kind == "f":
+                found[port.name] = (scale * rng.standard_normal(shape)).astype(port.dtype)
+                continue
+            low, high = self._bounds[port.name]
+            value = rng.integers(low, high, shape, endpoint=True).astype(port.dtype)
+            if high == 1 and value.ndim:
+                value[..., 0] = 1 - self._dimension.pads.get(port.name, 0)
+            found[port.name] = value
+        return found
+
+
+def _is_zero(value: NDArray[Any], axis: int, extent: int, whole: int) -> bool:
+    """Whether every padded position is zero. An axis may hold the positions of several rows one after the other."""
+    padded = np.arange(value.shape[axis]) % whole >= extent
+    return value.shape[axis] % whole == 0 and not np.compress(padded, value, axis).any()
+
+
+def _compare(name: str, found: NDArray[Any], wanted: NDArray[Any], extent: int) -> None:
+    same = found.shape == wanted.shape
+    if same and wanted.dtype.kind == "f":
+        most = float(np.abs(wanted).max(initial=1e-30, where=np.isfinite(wanted)))
+        same = np.allclose(found, wanted, rtol=0.0, atol=TOLERANCE * most, equal_nan=True)
+    elif same:
+        same = np.array_equal(found, wanted)
+    if not same:
+        raise PaddingShowsError(f"output {name!r} is another one where inputs of extent {extent} are padded")
+
+
+def id_bounds(model: OnnxModel, name: str) -> tuple[int, int] | None:
+    """The least and the greatest id of an input of ids; None for others."""
+    rows = [
+        model.values[node.input[0]].shape[attribute(node, "axis", 0)]
+        for node in model.nodes
+        if node.op_type == "Gather" and node.input[1] == name
+    ]
+    return (0, min(rows) - 1) if rows and min(rows) > 0 else None
+
+
+def _value(spec: TensorSpec) -> onnx.ValueInfoProto:
+    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
+    return onnx.helper.make_tensor_value_info(spec.name, kind, list(spec.shape))

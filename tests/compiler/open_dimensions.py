@@ -1,0 +1,121 @@
+"""Small models that leave a dimension open beside the batch, as exporters write them, and queries for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+node = helper.make_node
+VOCABULARY, HIDDEN, LONGEST = 13, 4, 9
+random = np.random.default_rng(61)
+Feeds = dict[str, NDArray[Any]]
+
+
+def constant(name: str, value: Any) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.asarray(value), name)
+
+
+def weight(name: str, *shape: int) -> onnx.TensorProto:
+    return constant(name, (0.3 * random.standard_normal(shape)).astype(np.float32))
+
+
+def model(nodes: list[onnx.NodeProto], inputs: Any, outputs: Any, constants: list[onnx.TensorProto]) -> onnx.ModelProto:
+    ports = [[helper.make_tensor_value_info(*port) for port in side] for side in (inputs, outputs)]
+    used = {name for each in nodes for name in each.input}
+    graph = helper.make_graph(nodes, "open", *ports, [each for each in constants if each.name in used])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def text(mask: str = "mask", pool: str = "first") -> onnx.ModelProto:
+    """Embeddings, position embeddings of a length that is computed, an attention, each token and one of them all.
+
+    mask: "mask", "ignore" (true where a position does not count), or "" for none. pool: "first" or "mean".
+    """
+    nodes = [
+        node("Gather", ["words", "ids"], ["embedded"]),
+        node("Shape", ["ids"], ["shape"]),
+        node("Gather", ["shape", "one"], ["length"]),
+        node("Range", ["zero", "length", "one"], ["range"]),
+        node("Gather", ["places", "range"], ["placed"]),
+        node("Add", ["embedded", "placed"], ["h"]),
+        node("Transpose", ["h"], ["keys"], perm=[0, 2, 1]),
+        node("MatMul", ["h", "keys"], ["scores"]),
+        node("Unsqueeze", [mask or "ids", "second"], ["row"]),
+        node("Cast", ["row"], ["put_out"], to=TensorProto.BOOL),
+        node("Where", ["put_out", *(("scores", "least") if mask == "mask" else ("least", "scores"))], ["kept"]),
+        node("Softmax", ["kept" if mask else "scores"], ["weights"], axis=-1),
+        node("MatMul", ["weights", "h"], ["tokens"]),
+        node("Gather", ["tokens", "zero"], ["pooled"], axis=1)
+        if pool == "first"
+        else node("ReduceMean", ["tokens"], ["pooled"], axes=[1], keepdims=0),
+    ]
+    if not mask:
+        nodes = [each for each in nodes if each.op_type not in ("Unsqueeze", "Cast", "Where")]
+    constants = [
+        weight("words", VOCABULARY, HIDDEN),
+        weight("places", LONGEST, HIDDEN),
+        constant("zero", np.int64(0)),
+        constant("one", np.int64(1)),
+        constant("second", np.array([1], np.int64)),
+        constant("least", np.array(np.finfo(np.float32).min)),
+    ]
+    inputs: list[tuple[str, int, list[Any]]] = [("ids", TensorProto.INT64, ["batch", "seq"])]
+    if mask:
+        inputs.append((mask, TensorProto.INT64 if mask == "mask" else TensorProto.BOOL, ["batch", "seq"]))
+    outputs = [
+        ("tokens", TensorProto.FLOAT, ["batch", "seq", HIDDEN]),
+        ("pooled", TensorProto.FLOAT, ["batch", HIDDEN]),
+    ]
+    return model(nodes, inputs, outputs, constants)
+
+
+def image() -> onnx.ModelProto:
+    """A convolution whose stride halves the width, and an average over the image."""
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1], strides=[1, 2]),
+        node("Relu", ["c"], ["map"]),
+        node("GlobalAveragePool", ["map"], ["mean"]),
+        node("Flatten", ["mean"], ["flat"]),
+    ]
+    inputs = [("x", TensorProto.FLOAT, ["n", 2, 6, "width"])]
+    outputs = [("map", TensorProto.FLOAT, ["n", 4, 6, "half"]), ("flat", TensorProto.FLOAT, ["n", 4])]
+    return model(nodes, inputs, outputs, [weight("w", 4, 2, 3, 3)])
+
+
+MODELS = {"masked": text(), "mean": text(pool="mean"), "image": image()}
+
+
+def dimension_of(name: str) -> str:
+    return "width" if name == "image" else "seq"
+
+
+def query(name: str, extent: int, batch: int) -> Feeds:
+    if name == "image":
+        return {"x": random.standard_normal((batch, 2, 6, extent)).astype(np.float32)}
+    mask = random.integers(0, 2, (batch, extent))
+    mask[:, random.integers(extent)] = 1
+    return {"ids": random.integers(0, VOCABULARY, (batch, extent)), "mask": mask}
+
+
+class Reference:
+    """ONNX Runtime on one of MODELS."""
+
+    def __init__(self, name: str) -> None:
+        self._session: Any = ort.InferenceSession(MODELS[name].SerializeToString())
+
+    def check(self, feeds: Feeds, found: Any) -> None:
+        names = [port.name for port in self._session.get_outputs()]
+        for output, wanted in zip(names, self._session.run(names, feeds), strict=True):
+            assert found[output].shape == wanted.shape
+            np.testing.assert_allclose(found[output], wanted, rtol=1e-4, atol=1e-5)
+
+
+def save_all(folder: Path) -> None:
+    for name, proto in MODELS.items():
+        onnx.save(proto, str(folder / f"{name}.onnx"))
