@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.features.from_onnx.column_reader import TEXTUAL, ExtractedColumns, extract_columns
+from veltair.compiler.onnx.allowed_operators import STANDARD, check_operator_domains, check_written_operators
 from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables
 from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
@@ -37,16 +38,7 @@ OPSET = 17  # older models are converted up to it
 MAX_BATCH = 32  # the limit of a dynamic batch where neither the caller nor the model states one
 PORT_TYPES = {"float32", "int64", "int32", "bool", "uint8", "int8"}
 VALUE_TYPES = PORT_TYPES | {"float64", "int16", "uint16", "uint32", "uint64"}
-STANDARD = ("", "ai.onnx")
 RUN_ELSEWHERE = frozenset({"ai.onnx.ml", "com.microsoft"})  # domains that ONNX Runtime has beside standard ONNX
-RANDOM_OPERATORS = {
-    "Bernoulli",
-    "Multinomial",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-}
 PROTOBUF_BYTES = 2**31 - 1
 
 
@@ -111,7 +103,7 @@ def load_model(
     stored = extract_quantised_tables(proto, path, frozenset(TEXTUAL))
     columns = extract_columns(proto, path)
     domains = {*STANDARD, *(RUN_ELSEWHERE if fallback else ())}
-    _check_nodes(proto, domains, path)
+    check_written_operators(proto, domains, path)
     check_tensors(proto, path)
     held = held_bytes(proto)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
@@ -129,7 +121,7 @@ def load_model(
         _name_nodes(simple)
         separate_quantisation(simple.graph, constants)
         quantised = find_quantised(simple.graph, constants)
-        _check_operators(simple, domains, path)
+        check_operator_domains(simple, domains, path)
         folded = fold_shapes(
             simple, constants | tables, dynamic, limit, path, fallback=fallback, output_room=output_room
         )
@@ -150,9 +142,8 @@ def load_model(
             raise ModelError(f"{path}: tensor {spec.name!r} has shape {spec.shape}; expected the batch alone to vary")
     opset = next(o.version for o in simple.opset_import if o.domain in STANDARD)
     others = {o.domain: o.version for o in simple.opset_import if o.domain in RUN_ELSEWHERE}
-    own = limit, metadata, columns, folded.mergeable, others, folded.sized, quantised
-    bounds = fixed.bounds if fixed else {}
-    return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, *own, bounds)
+    own = limit, metadata, columns, folded.mergeable, others, folded.sized, quantised, fixed.bounds if fixed else {}
+    return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, *own)
 
 
 def _check_sizes(proto: onnx.ModelProto, batch: int, held: int, path: Path) -> None:
@@ -180,32 +171,6 @@ def parse_model(path: Path) -> onnx.ModelProto:
     if not graph.node or not graph.output or not any(o.domain in STANDARD for o in proto.opset_import):
         raise ModelError(f"{path}: not an ONNX model (it has no nodes, no output or no operator set)")
     return proto
-
-
-def _check_nodes(proto: onnx.ModelProto, domains: Set[str], path: Path) -> None:
-    """Refuse what cannot be served whatever its shapes: foreign operators, training mode, random operators."""
-    constants = {t.name: t for t in proto.graph.initializer}
-    constants |= {n.output[0]: n.attribute[0].t for n in proto.graph.node if n.op_type == "Constant" and n.attribute}
-    fixed = set(constants)  # tensors that follow from constants alone
-    for node in proto.graph.node:
-        if node.input and fixed.issuperset(filter(None, node.input)):
-            fixed.update(node.output)
-    local = {(function.domain, function.name) for function in proto.functions}
-    for node in all_nodes([*proto.graph.node, *(n for function in proto.functions for n in function.node)]):
-        where = f"{path}: node {node.name!r}"
-        if node.domain not in STANDARD:
-            if node.domain not in domains and (node.domain, node.op_type) not in local:
-                raise ModelError(f"{where}: operator {node.domain}.{node.op_type} is not one of standard ONNX")
-            continue
-        if node.op_type in RANDOM_OPERATORS:
-            raise ModelError(f"{where}: operator {node.op_type} draws at random; expected a deterministic model")
-        training = any(a.name == "training_mode" and a.i for a in node.attribute)
-        # PyTorch standardises weights by a batch norm of them, as in NFNets and BiT's ResNets: it gives a constant.
-        training = training and (node.op_type != "BatchNormalization" or not fixed.issuperset(node.output))
-        if node.op_type == "Dropout" and len(node.input) > 2 and (flag := constants.get(node.input[2])) is not None:
-            training = any(flag.raw_data) or any(flag.int32_data)
-        if training:
-            raise ModelError(f"{where}: operator {node.op_type} is in training mode; expected a model for inference")
 
 
 def _up_to_date(proto: onnx.ModelProto, path: Path, folder: Path) -> onnx.ModelProto:
@@ -284,13 +249,6 @@ def _name_nodes(proto: onnx.ModelProto) -> None:
         while node.name in seen:
             node.name += "_"
         seen.add(node.name)
-
-
-def _check_operators(proto: onnx.ModelProto, domains: Set[str], path: Path) -> None:
-    for node in proto.graph.node:
-        if node.domain not in domains:
-            where = f"{path}: node {node.name!r}"
-            raise ModelError(f"{where}: operator {node.domain}.{node.op_type} is not supported")
 
 
 def _check_values(nodes: Sequence[onnx.NodeProto], values: Mapping[str, TensorSpec], path: Path) -> None:

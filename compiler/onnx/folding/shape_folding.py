@@ -30,12 +30,10 @@ from veltair.types import TensorSpec
 
 BATCHES = (7, 11)  # the sample sizes: what differs between them depends on the batch
 INITIAL_STATES = (5, 6)  # inputs of recurrent operators
-BROADCASTING = frozenset(
-    {
-        *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "PRelu", "MatMul"),
-        *("And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
-    }
-)
+BROADCASTING = {
+    *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "PRelu", "MatMul"),
+    *("And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
+}
 
 
 @dataclass(slots=True)
