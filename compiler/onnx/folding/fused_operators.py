@@ -28,7 +28,7 @@ def expand_fused(
 
     makers: the nodes that make its inputs, by tensor, as far as they are known.
 
-    >>> node = helper.make_node("BiasGelu", ["x", "b"], ["y"], name="n", domain=DOMAIN)
+    >>> node = onnx.helper.make_node("BiasGelu", ["x", "b"], ["y"], name="n", domain=DOMAIN)
     >>> [each.op_type for each in expand_fused(node, {"x": 2, "b": 1})[0]]
     ['Add', 'Div', 'Erf', 'Add', 'Mul', 'Mul']
     """
