@@ -26,10 +26,10 @@ class FairShare:
 
     Under overload every query would have the same chance to be admitted, so that one who asks five times as much as
     the machine can do takes its cores from all others. A tenant's part is its weight's share of the core time that
-    all use; tenants of one owner have one part. A tenant that asks for less than its part is modest: when its queries are refused for the work before
-    them, less of that work is taken on from those who use more than their part, until so many of the modest one's
-    queries are refused as `REFUSED_SHARE` says. Nothing is kept free while nobody modest is refused, so that what
-    some leave goes to the others (max-min fairness).
+    all use; tenants of one owner have one part. A tenant that asks for less than its part is modest: when its queries
+    are refused for the work before them, less of that work is taken on from those who use more than their part, until
+    so many of the modest one's queries are refused as `REFUSED_SHARE` says. Nothing is kept free while nobody modest
+    is refused, so that what some leave goes to the others (max-min fairness).
 
     ::
 
