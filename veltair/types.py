@@ -169,7 +169,8 @@ class Tenant:
     qos: QoSTarget
     priority: int = 1  # the higher goes first, among tenants
     batching: bool = False  # its queries may run together: every input and output has the batch in front
-    weight: int = 1  # its part of the cores, among tenants, where these do not do for all
+    weight: int = 1  # its part of the cores, among tenants, where all ask for more than there is
+    owner: str = ""  # whose part that is, where several tenants of the scheduler share one; default: its own
 
 
 class Query(Record, frozen=True):

@@ -52,7 +52,7 @@ class TenantWorkload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     target_ms: Annotated[float, Meta(gt=0, le=3_600_000)]  # arrival to answer
     percentile: Annotated[float, Meta(gt=0, le=1)] = 0.95  # share of the queries that must meet target_ms
     priority: Annotated[int, Meta(ge=1)] = 1
-    weight: Annotated[int, Meta(ge=1, le=1_000_000)] = 1  # its part of the cores where these do not do for all
+    weight: Annotated[int, Meta(ge=1, le=1_000_000)] = 1  # its part of the cores where all ask for more than there is
     max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1  # waiting queries that a policy may run as one
     arrivals: Literal["poisson", "even", "file"] = "poisson"
     machines: tuple[Annotated[int, Meta(ge=0)], ...] | None = None  # of many, those where it is resident; default: all

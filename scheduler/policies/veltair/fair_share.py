@@ -26,10 +26,10 @@ class FairShare:
 
     Under overload every query would have the same chance to be admitted, so that one who asks five times as much as
     the machine can do takes its cores from all others. A tenant's part is its weight's share of the core time that
-    all use. A tenant that asks for less than its part is modest: when its queries are refused for the work before
-    them, less of that work is taken on from those who use more than their part, until so many of the modest one's
-    queries are refused as `REFUSED_SHARE` says. Nothing is kept free while nobody modest is refused, so that what
-    some leave goes to the others (max-min fairness).
+    all use; tenants of one owner have one part. A tenant that asks for less than its part is modest: when its queries
+    are refused for the work before them, less of that work is taken on from those who use more than their part, until
+    so many of the modest one's queries are refused as `REFUSED_SHARE` says. Nothing is kept free while nobody modest
+    is refused, so that what some leave goes to the others (max-min fairness).
 
     ::
 
@@ -39,16 +39,17 @@ class FairShare:
     """
 
     def __init__(self) -> None:
-        self._usage: dict[str, _Usage] = {}
+        self._usage: dict[str, _Usage] = {}  # by owner
+        self._owners: dict[str, str] = {}  # by tenant
         self._window_ns = 0
         self._began_ns = 0
         self._passed = 0.0  # of the window that runs, at the last look
-        self._kept: dict[str, float] = {}  # by modest tenant
+        self._kept: dict[str, float] = {}  # by modest owner
 
     def used(self, tenant: Tenant, core_ns: float) -> None:
         """A block of the tenant has run for so many cores x ns."""
-        if tenant.name in self._usage:
-            self._usage[tenant.name].used_ns += core_ns
+        if (usage := self._usage.get(_owner(tenant))) is not None:
+            usage.used_ns += core_ns
 
     def arrives(self, tenant: Tenant, core_ns: float, now_ns: int) -> None:
         """A query that needs so many cores x ns has arrived while others are there."""
@@ -56,7 +57,8 @@ class FairShare:
 
     def decided(self, tenant: Tenant, now_ns: int, *, refused: bool) -> None:
         """A query was refused for the work before it, or admitted."""
-        kept = self._kept.get(tenant.name, 0.0)
+        owner = _owner(tenant)
+        kept = self._kept.get(owner, 0.0)
         if len(self._usage) < 2 or not (kept or refused):
             return
         share = REFUSED_SHARE * (1 - tenant.qos.percentile)
@@ -67,25 +69,26 @@ class FairShare:
         else:
             kept -= STEP * share / (1 - share)
         if kept > 0:
-            self._kept[tenant.name] = min(kept, MOST)
+            self._kept[owner] = min(kept, MOST)
         else:
-            self._kept.pop(tenant.name, None)
+            self._kept.pop(owner, None)
 
     def spare_ns(self, tenant: Tenant, spare_ns: float, now_ns: int) -> float:
         """What to keep free of a query with so much spare time."""
         if not self._kept:
             return 0.0
-        usage, kept = self._of(tenant, now_ns), 0.0
+        usage, owner, kept = self._of(tenant, now_ns), _owner(tenant), 0.0
         for name, share in self._kept.items():
-            if share > kept and name != tenant.name and self._usage[name].priority >= tenant.priority:
+            if share > kept and name != owner and self._usage[name].priority >= tenant.priority:
                 kept = share
         beyond = kept and self._sum(usage.used_ns, usage.used_before_ns) > self._part_ns(usage)
         return kept * spare_ns if beyond else 0.0
 
     def forget(self, tenant: str) -> None:
-        """The tenant is gone."""
-        self._usage.pop(tenant, None)
-        self._kept.pop(tenant, None)
+        """The tenant is gone. What others of its owner did is counted anew."""
+        owner = self._owners.pop(tenant, tenant)
+        self._usage.pop(owner, None)
+        self._kept.pop(owner, None)
 
     def _is_modest(self, tenant: Tenant, now_ns: int) -> bool:
         usage = self._of(tenant, now_ns)
@@ -113,7 +116,13 @@ class FairShare:
                 usage.used_ns = usage.asked_ns = 0.0
             self._began_ns, passed = now_ns, 0.0
         self._passed = passed
-        found = self._usage.get(tenant.name)
+        owner = _owner(tenant)
+        found = self._usage.get(owner)
         if found is None:
-            found = self._usage[tenant.name] = _Usage(tenant.weight, tenant.priority)
+            found = self._usage[owner] = _Usage(tenant.weight, tenant.priority)
+        self._owners[tenant.name] = owner
         return found
+
+
+def _owner(tenant: Tenant) -> str:
+    return tenant.owner or tenant.name

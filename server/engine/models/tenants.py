@@ -56,6 +56,7 @@ def _tenant(spec: TenantSpec, artifact: CheckedArtifact, model: str, bucket: int
         priority=spec.priority,
         batching=spec.batching and can_batch(artifact.manifest),
         weight=spec.share.weight,
+        owner=spec.name,
     )
 
 

@@ -75,6 +75,18 @@ def test_nobody_makes_room_for_a_lower_priority(priority: int, kept: bool) -> No
     assert (fair.spare_ns(large, SPARE_NS, 1) > 0) is kept
 
 
+def test_tenants_of_one_owner_have_one_part() -> None:
+    """As lengths of one model are: by themselves the two would have two of three parts."""
+    short, long = (replace(named(name), owner="text") for name in ("text[0]", "text[1]"))
+    other = named("other")
+    fair = begun(other, short, asked=400)
+    fair.arrives(long, 5000, now_ns=0)
+    fair.decided(other, 1, refused=True)  # 400 of 900: less than a half, more than a third
+    assert fair.spare_ns(short, SPARE_NS, 1) == fair.spare_ns(long, SPARE_NS, 1) == pytest.approx(STEP * SPARE_NS)
+    fair.forget("text[0]")
+    assert fair.spare_ns(long, SPARE_NS, 1) == 0
+
+
 def test_who_has_gone_quiet_is_forgotten_with_the_window() -> None:
     small, large = named("small"), named("large")
     fair = begun(small, large)
