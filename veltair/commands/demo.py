@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
         artifact = folder / "artifacts" / name
         if not artifact.exists():
             console.rule(f"[bold]compile {name}", align="left")
-            _veltair(console, "compile", str(model), "--out", str(artifact), "--name", name)
+            # A CPU without shipped records would have a minute of search in front of half a minute of load.
+            _veltair(console, "compile", str(model), "--out", str(artifact), "--name", name, "--trials", "0")
     config = folder / "serve.toml"
     config.write_text(_config(folder), "utf-8")
     console.rule("[bold]serve and load", align="left")
@@ -106,12 +107,14 @@ def _say_next(console: Console, config: Path) -> None:
     file = os.path.relpath(config)
     artifacts = os.path.relpath(config.parent / "artifacts")
     console.print("\nwhat to look at next:", markup=False)
-    for command, why in (
-        (f"veltair serve {file}", "serve the three models again"),
-        (f"veltair inspect {artifacts}/resnet50", "the layers and code versions of one"),
-        ("veltair compile MODEL.onnx --out DIR", "a model of your own"),
-    ):
-        console.print(f"  {command:<44}{why}", markup=False, highlight=False, soft_wrap=True)
+    ideas = {
+        f"veltair serve {file}": "serve the three models again",
+        f"veltair inspect {artifacts}/resnet50": "the layers and code versions of one",
+        "veltair compile MODEL.onnx --out DIR": "a model of your own",
+    }
+    width = max(map(len, ideas))
+    for command, why in ideas.items():
+        console.print(f"  {command:<{width}}  {why}", markup=False, highlight=False, soft_wrap=True)
 
 
 def stay(daemon: subprocess.Popen[bytes], seconds: float) -> None:
