@@ -8,10 +8,12 @@ processes; the memory stays until the last is closed and the last mapping gone.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from veltair.profiles.artifact.artifact_folder import (
 from veltair.profiles.artifact.file_owners import require_own_file
 
 PIECE_BYTES = 1 << 20  # read, digested and written at a time
+SEAL_ATTEMPTS, SEAL_PAUSE_S = 50, 0.05  # beside 0.15 s that the system waits in each
 _NAMES = {"manifest": MANIFEST, "kernels": KERNELS, "weights": WEIGHTS}
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -114,10 +117,28 @@ def seal_artifact(
             found = _digest_and_copy(sources[name], made.get(name), path / _NAMES[name], pause)
             require_digest(path / _NAMES[name], found, expected)
         require_consistent(path, manifest, os.fstat(files.weights if files else made["weights"]).st_size)
-        for descriptor in made.values():
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        for name, descriptor in made.items():
+            _seal(descriptor, path / _NAMES[name])
         copies.pop_all()
         return SealedArtifact(path, manifest, digest, files or SealedFiles(**made))
+
+
+def _seal(copy: int, path: Path) -> None:
+    """Refuse every change of a copy from now on.
+
+    The system does not seal what it uses for something else at that moment, as pages that it moves to make room for
+    larger ones: it waits for these a little, and gives up with EBUSY.
+    """
+    for attempt in range(SEAL_ATTEMPTS):
+        if attempt:
+            time.sleep(SEAL_PAUSE_S)
+        try:
+            fcntl.fcntl(copy, fcntl.F_ADD_SEALS, _SEALS)
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+    raise ArtifactError(f"{path}: its copy in memory cannot be sealed: the system goes on using it")
 
 
 def _open_folder(path: Path) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import grp
+import mmap
 import os
 import pwd
 from collections.abc import Callable
@@ -65,6 +67,39 @@ def test_nobody_can_change_it(folder: Path) -> None:
             with pytest.raises(PermissionError):
                 change()
     artifact.files.close()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_the_system_uses_for_a_moment_is_sealed_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """A mapping that can be written stands for the system's own use, which nobody can order."""
+    monkeypatch.setattr(sealed_artifact, "SEAL_ATTEMPTS", 3)
+    monkeypatch.setattr(sealed_artifact, "SEAL_PAUSE_S", 0.0)
+    add_seals, in_use, refused, count = fcntl.fcntl, list[mmap.mmap](), list[int](), descriptors()
+
+    def called(file: int, command: int, argument: int) -> int:
+        if not refused and not in_use:
+            in_use.append(mmap.mmap(file, 0))
+        try:
+            return add_seals(file, command, argument)
+        except OSError as error:
+            refused.append(error.errno or 0)
+            if ends:
+                in_use.pop().close()
+            raise
+
+    monkeypatch.setattr(fcntl, "fcntl", called)
+    if ends:
+        artifact = seal_artifact(folder)
+        assert refused == [errno.EBUSY]
+        artifact.files.close()
+    else:
+        with pytest.raises(ArtifactError, match=r"manifest\.json: its copy in memory cannot be sealed"):
+            seal_artifact(folder)
+        assert refused == [errno.EBUSY] * 3
+        in_use.pop().close()
+    assert descriptors() == count
 
 
 def test_what_is_held_already_is_checked_and_not_copied(folder: Path) -> None:
