@@ -30,9 +30,37 @@ def with_key_first(message: str, schema: type, raw: object = None) -> str:
             place += f" (tenant {entry['name']!r})"
     text = what[0].lower() + what[1:]
     if unknown := re.search(r"unknown field `([^`]*)`", text):
-        nearest = difflib.get_close_matches(unknown[1], sorted(set(_names(msgspec.inspect.type_info(schema)))), n=1)
+        kind = msgspec.inspect.type_info(schema)
+        # The keys of the table that has it; else one of another table, where it may belong.
+        for names in (_keys(_at(kind, where)), set(_names(kind)) - {unknown[1]}):
+            if nearest := difflib.get_close_matches(unknown[1], sorted(names), n=1):
+                break
         text += f"; did you mean `{nearest[0]}`?" if nearest else ""
     return f"{place}: {text}" if place else text
+
+
+def _at(kind: msgspec.inspect.Type, where: str) -> list[msgspec.inspect.StructType]:
+    """The structs that may stand at a place such as `.tenants[0]`."""
+    kinds = _structs(kind)
+    for key in re.findall(r"\.(\w+)", where):
+        fields = [field for each in kinds for field in each.fields if field.encode_name == key]
+        kinds = [found for field in fields for found in _structs(field.type)]
+    return kinds
+
+
+def _structs(kind: msgspec.inspect.Type) -> list[msgspec.inspect.StructType]:
+    match kind:
+        case msgspec.inspect.StructType():
+            return [kind]
+        case msgspec.inspect.UnionType(types=types):
+            return [found for each in types for found in _structs(each)]
+        case msgspec.inspect.VarTupleType(item_type=item) | msgspec.inspect.ListType(item_type=item):
+            return _structs(item)
+    return []
+
+
+def _keys(kinds: list[msgspec.inspect.StructType]) -> set[str]:
+    return {field.encode_name for kind in kinds for field in kind.fields}
 
 
 def _names(kind: msgspec.inspect.Type) -> Iterator[str]:
