@@ -5,16 +5,24 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test lint types docs doctest pytest pytest-daemons pytest-others wheel man sbom figures measurements micro lock clean
 
-demo: $(VENV)/ready
+demo: $(VENV)/runs
 	$(BIN)/veltair demo
 
 test: lint types docs doctest pytest
 
-# The pinned requirements, then the project itself, without looking anything up again.
-$(VENV)/ready: requirements/dev.lock pyproject.toml $(wildcard profiles/runtime/*.[ch] server/*/*.c loadgen/native/*.[ch] veltair/grpc/native/*.[ch])
+NATIVE := $(wildcard profiles/runtime/*.[ch] server/*/*.c loadgen/native/*.[ch] veltair/grpc/native/*.[ch])
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+
+# What the project needs to run, in the pinned versions, and the project itself.
+$(VENV)/runs: requirements/dev.lock pyproject.toml $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/dev.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PIP) --constraint requirements/dev.lock setuptools
+	$(PIP) --constraint requirements/dev.lock --no-build-isolation -e .
+	touch $@
+
+# And what developing it takes.
+$(VENV)/ready: $(VENV)/runs
+	$(PIP) -r requirements/dev.lock
 	touch $@
 
 # deptry twice: of all code, what is declared and used; of the installed code, that it needs no `dev` dependency.

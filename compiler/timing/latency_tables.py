@@ -16,13 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.timing.co_runners import GRADES, distinct_levels, run_co_runners
-from veltair.compiler.timing.measure import Meter
+from veltair.compiler.timing.measure import BUDGET_NS, Meter
 from veltair.compiler.timing.measuring_messages import Operand
 from veltair.compiler.timing.modelled_interference import MemorySystem, distinct_shares, modelled_slowdowns
 from veltair.machine.cache_traffic import Reuse
 from veltair.profiles.artifact.manifest import LevelSource
 
 log = logging.getLogger(__name__)
+
+PRESSED_NS = BUDGET_NS * 2 // 5  # of a measurement beside co-runners: levels come from the mean over all jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +157,18 @@ def count_passes(cores: int, grades: Sequence[float] = GRADES) -> int:
 
 
 def _measure(
-    jobs: Sequence[TimingJob], meter: Meter, counts: Sequence[int], tick: Callable[[], None]
+    jobs: Sequence[TimingJob],
+    meter: Meter,
+    counts: Sequence[int],
+    tick: Callable[[], None],
+    budget_ns: int = BUDGET_NS,
 ) -> NDArray[np.float64]:
-    """Solo times in ns: (jobs, batches, counts)."""
+    """Times in ns: (jobs, batches, counts)."""
     times = []
     for job in jobs:
-        times.append([meter.time(job.library, job.symbol, operands, counts) for operands in job.operands])
+        times.append(
+            [meter.time(job.library, job.symbol, operands, counts, budget_ns=budget_ns) for operands in job.operands]
+        )
         tick()
     return np.array(times, dtype=np.float64)
 
@@ -172,7 +180,7 @@ def _pressed(
     times = np.empty_like(alone)
     for count in range(1, len(meter.cores)):
         with run_co_runners(meter.cores[count:], grade):
-            times[:, :, count - 1 : count] = _measure(jobs, meter, (count,), tick)
+            times[:, :, count - 1 : count] = _measure(jobs, meter, (count,), tick, PRESSED_NS)
     times[:, :, -1] = alone[:, :, -1] * times[:, :, -2] / alone[:, :, -2]
     return times
 
