@@ -144,6 +144,9 @@ static void close_connection(connection *at) {
   else thread->connections = at->next;
   end_protocol(at);
   if (at->counted) budget_disconnect(&thread->wire->budgets, at->place);
+  /* A child that is being started has a copy of the descriptor until it runs its program: closing ours would leave the
+     socket in epoll for so long, which would tell of what is gone. */
+  if (at->watched) watch(thread, EPOLL_CTL_DEL, at->fd, 0, NULL);
   drain(at->fd);
   close(at->fd);
   free(at);
