@@ -308,6 +308,7 @@ static void discard(connection *c) {
   channel *channel = c->channel;
   if (channel->connection == c) channel->connection = NULL;
   h2_free(c->http2);
+  watch(c, EPOLL_CTL_DEL, 0); /* a child that is being started has a copy of the socket, which would keep it there */
   close(c->socket);
   if (!c->ready && !channel->connection) fail_waiting(channel, NO_HTTP2, 0);
   free(c);
