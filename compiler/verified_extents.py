@@ -13,7 +13,7 @@ from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Port
 from veltair.profiles.artifact.output_layout import read_outputs
-from veltair.profiles.runtime.executor import Executor, aligned_zeros
+from veltair.profiles.runtime.executor import Executor, aligned_zeros, open_buckets
 
 Draw = Callable[[Port, int], NDArray[Any]]  # random values of an input at its greatest extent, for a batch
 Record = Callable[[str, NDArray[Any], NDArray[Any], str], None]  # an output, what was found and expected, and where
@@ -38,9 +38,7 @@ def compare_extents(found: Artifact, reference: ReferenceModel, draw: Draw, reco
     """Run queries of several extents as they are served, and record each output. Returns the extents."""
     dimension = found.manifest.dimension
     assert dimension is not None
-    executors: list[Executor] = []
-    for bucket in found.buckets():
-        executors.append(Executor(bucket, beside=executors[0] if executors else None))
+    executors = list(open_buckets(found))
     extents = checked_extents(dimension)
     for extent in extents:
         for batch in sorted({1, min(3, found.manifest.max_batch)}):

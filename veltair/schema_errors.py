@@ -65,13 +65,7 @@ def _keys(kinds: list[msgspec.inspect.StructType]) -> set[str]:
 
 def _names(kind: msgspec.inspect.Type) -> Iterator[str]:
     """The keys of a struct and of all that it holds."""
-    match kind:
-        case msgspec.inspect.StructType(fields=fields):
-            for field in fields:
-                yield field.encode_name
-                yield from _names(field.type)
-        case msgspec.inspect.UnionType(types=types):
-            for each in types:
-                yield from _names(each)
-        case msgspec.inspect.VarTupleType(item_type=item) | msgspec.inspect.ListType(item_type=item):
-            yield from _names(item)
+    for each in _structs(kind):
+        for field in each.fields:
+            yield field.encode_name
+            yield from _names(field.type)

@@ -26,6 +26,11 @@ def flatten_to_rows(buffer: Any, width: int) -> Any:
     return T.decl_buffer([prod(buffer.shape) // width, width], buffer.dtype, data=buffer.data)
 
 
+def flatten(buffer: Any) -> Any:
+    """A view of a tensor's memory in one dimension."""
+    return T.decl_buffer([prod(buffer.shape)], buffer.dtype, data=buffer.data)
+
+
 def load_transposed(
     source: Any, first: Expr, row: Expr, rows: Expr, lines: Any, line: Line, width: int, left: Expr | int = 0
 ) -> None:

@@ -53,6 +53,7 @@ class _MeasuringProcess:
         if "amx_bf16" in cpu_features():
             executor.permit_tiles()
         self._empty, self._aligned, self._tensor = executor.aligned_zeros, executor.aligned_copy, executor._tensor
+        self._writable = executor.writable_view
         self._cores = cores
         self._threads = PinnedThreads(cores)
         self._loaded: tuple[str, Any] = ("", None)
@@ -184,7 +185,7 @@ class _MeasuringProcess:
             flags = mmap.MAP_PRIVATE | mmap.MAP_POPULATE
             memory = mmap.mmap(file.fileno(), size + skip, flags, mmap.PROT_READ, offset=operand.offset - skip)
         array = np.frombuffer(memory, np.uint8, size, skip).view(operand.dtype).reshape(operand.shape)
-        return self._aligned(array) if array.ctypes.data % ALIGNMENT else _writable(array)
+        return self._aligned(array) if array.ctypes.data % ALIGNMENT else self._writable(array)
 
 
 def _every_other_page(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -193,16 +194,6 @@ def _every_other_page(array: NDArray[Any]) -> NDArray[np.uint8]:
     flat = array.reshape(-1).view(np.uint8)
     pages = flat[: flat.size // 8192 * 8192].reshape(-1, 8192)
     return pages[:, :4096]
-
-
-def _writable(array: NDArray[Any]) -> NDArray[Any]:
-    """The same memory without numpy's read-only flag, which dlpack refuses; kernels only read their weights."""
-
-    class Holder:
-        base = array
-        __array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
-
-    return np.asarray(Holder())
 
 
 def main(descriptor: int, cores: tuple[int, ...]) -> None:

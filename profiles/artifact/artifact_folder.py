@@ -53,7 +53,7 @@ class CheckedArtifact(ABC):
         return tuple(_profile(m, self.digest, i) for i in range(len(m.batches)))
 
     def buckets(self) -> tuple[Self, ...]:
-        """The model at each extent of the dimension that queries choose, the largest first; else the model alone."""
+        """What `Manifest.every_bucket` has, each with the artifact's files."""
         return (self, *(replace(self, manifest=bucket) for bucket in self.manifest.buckets))
 
     @property
@@ -177,8 +177,10 @@ def load_artifact(path: Path) -> Artifact:
     except OSError as error:
         raise ArtifactError(f"{path}: no model artifact there ({error.strerror})") from None
     manifest = decode_manifest(raw, path)
-    kept = ((KERNELS, manifest.kernels_digest), (WEIGHTS, manifest.weights_digest), (COLUMNS, manifest.columns_digest))
-    for name, expected in kept[: None if manifest.columns_digest else 2]:
+    digests = {KERNELS: manifest.kernels_digest, WEIGHTS: manifest.weights_digest}
+    if manifest.columns_digest:
+        digests[COLUMNS] = manifest.columns_digest
+    for name, expected in digests.items():
         try:
             found = file_digest(path / name)
         except OSError as error:

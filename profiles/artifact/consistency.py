@@ -141,7 +141,7 @@ def _dimension(m: Manifest, weights_bytes: int) -> Iterator[str]:
     for name in (*d.masks, *d.pads):
         if name not in inputs or inputs[name].locations or not inputs[name].shape:
             yield f"dimension {d.name}: {name} is no input that is padded"
-    for bucket, extent in zip((m, *m.buckets), d.extents, strict=True):
+    for bucket, extent in zip(m.every_bucket, d.extents, strict=True):
         if bucket is not m:
             if bucket.buckets or bucket.dimension or (bucket.max_batch, bucket.mergeable) != (m.max_batch, m.mergeable):
                 yield f"bucket {extent} of dimension {d.name} is no model of its own, or has another batch"

@@ -99,6 +99,14 @@ class DynamicDimension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not mask.any(axis=-1).all():
                 raise RequestError(f"{model}: input {name!r} is a mask; expected a one in each row")
 
+    def fit(
+        self, model: str, inputs: Mapping[str, NDArray[Any] | Strings]
+    ) -> tuple[int, int, dict[str, NDArray[Any] | Strings]]:
+        """A query's extent, its bucket, and its inputs as that one takes them. Raises RequestError as `extent_of`."""
+        shapes = {name: value.shape for name, value in inputs.items() if not isinstance(value, Strings)}
+        extent = self.extent_of(model, shapes)
+        return extent, self.bucket_of(extent), self.bring_to_bucket(inputs, extent)
+
     def bring_to_bucket(
         self, inputs: Mapping[str, NDArray[Any] | Strings], extent: int
     ) -> dict[str, NDArray[Any] | Strings]:

@@ -200,9 +200,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         own = self.arena_bytes + sum(models) * max(1, workers // 2).bit_length()
         return own + sum(bucket.private_bytes(workers) for bucket in self.buckets)
 
-    def at_bucket(self, bucket: int) -> Manifest:
-        """The model at one of the extents of `dimension`, the largest first."""
-        return self.buckets[bucket - 1] if bucket else self
+    @property
+    def every_bucket(self) -> tuple[Manifest, ...]:
+        """The model at each extent of `dimension`, the largest first; the model alone where it has none."""
+        return (self, *self.buckets)
 
     @property
     def client_inputs(self) -> tuple[Port, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,16 @@ def aligned_copy(array: NDArray[Any]) -> NDArray[Any]:
     copy = aligned_zeros(array.shape, str(array.dtype))
     copy[...] = array
     return copy
+
+
+def writable_view(array: NDArray[Any]) -> NDArray[Any]:
+    """The same memory without numpy's read-only flag, which dlpack refuses; kernels only read their weights."""
+
+    class Holder:
+        base = array
+        __array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
+
+    return np.asarray(Holder())
 
 
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
@@ -123,6 +133,16 @@ class Executor:
         size = buffer.bytes_at(batch)
         flat = np.asarray(memory[buffer.offset : buffer.offset + size])
         return flat.view(buffer.dtype).reshape(buffer.at(batch))
+
+
+def open_buckets(artifact: CheckedArtifact, pause: Callable[[], None] | None = None) -> Iterator[Executor]:
+    """Executors of a model's buckets, one after the other, which share its kernels and weights. `pause`: as of
+    `Executor`."""
+    first = None
+    for bucket in artifact.buckets():
+        executor = Executor(bucket, pause, beside=first)
+        first = first or executor
+        yield executor
 
 
 def _map_weights(artifact: CheckedArtifact, pause: Callable[[], None] | None) -> NDArray[np.uint8]:

@@ -282,7 +282,7 @@ class InferenceService:
         return [row for row in rows if caller.get().sees(row["name"])]
 
     def require_control(self, what: str) -> ModelControl:
-        """Raises UnsupportedError where clients may not change what is served: `what` does not happen then."""
+        """Raises UnsupportedError where clients may not change what is served; `what` does not happen then."""
         if self.control is None or not self._model_control:
             raise UnsupportedError(f"model repository control is off (server.model_control); {what}")
         return self.control

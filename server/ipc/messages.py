@@ -66,7 +66,7 @@ class TenantSpec(msgspec.Struct, frozen=True):
 
 
 class ConfigureEngine(Message, frozen=True):
-    """The first message, answered with `EngineReady` or `StartFailed`::
+    """The first message, answered with `EngineReady` or `StartFailed`. To serve on all cores that it may use::
 
     ConfigureEngine((tenant,), "veltair", cores=None, workers=4, spare_workers=1, slots=256, event_log=None)
     """
@@ -109,9 +109,10 @@ class ConfigureEngine(Message, frozen=True):
 
 
 class InferQuery(Message, frozen=True):
-    """Run a query whose inputs lie in its slot. The engine sends exactly one `QueryEnded`, which frees the slot::
+    """Run a query whose inputs lie in its slot. The engine sends exactly one `QueryEnded`, which frees the slot.
 
-    InferQuery(7, tenant=0, slot=3, batch=1, arrival_ns=100, deadline_ns=None)
+    >>> InferQuery(7, tenant=0, slot=3, batch=1, arrival_ns=100, deadline_ns=None).slot
+    3
     """
 
     query: int  # unique and ascending within an engine's life
@@ -133,7 +134,8 @@ class AbortQuery(Message, frozen=True):
 
 
 class LoadModel(Message, frozen=True):
-    """Serve one more, or hold it: `LoadModel(tenant)`. Engine and workers answer `ModelLoaded` or `ModelFailed`."""
+    """Serve one more: `LoadModel(tenant)`. The engine answers with `ModelLoaded` or `ModelFailed`; until then there are
+    no queries of it. To a worker: hold it, and answer likewise."""
 
     tenant: TenantSpec
 
@@ -145,7 +147,7 @@ class UnloadModel(Message, frozen=True):
 
 
 class GetStatus(Message, frozen=True):
-    """The engine answers with an `EngineStatus`, with blocks that ended after the cursor `since`.
+    """The engine answers with an `EngineStatus`, with blocks that ended after the cursor `since`: `GetStatus(since=0)`.
 
     >>> msgspec.msgpack.decode(msgspec.msgpack.encode(GetStatus()))
     {'type': 'GetStatus', 'since': None}
@@ -169,9 +171,9 @@ class EngineReady(Message, frozen=True):
 
 
 class WorkersLeft(Message, frozen=True):
-    """After one has died or come: `WorkersLeft(workers=3)`."""
+    """So many workers can take queries by now, after one has died or come: `WorkersLeft(workers=3)`."""
 
-    workers: int  # that can take queries by now
+    workers: int
 
 
 class WorkerDied(Message, frozen=True):
@@ -226,11 +228,7 @@ class ModelUnloaded(Message, frozen=True):
 
 
 class EngineStatus(Message, frozen=True):
-    """The engine now.
-    A gap is a worker's idle time between two blocks of one query started back to back; on average, in ns::
-
-        status.gap_ns / status.gaps
-    """
+    """The engine now. The mean gap in ns is `status.gap_ns / status.gaps`."""
 
     time_ns: int
     level: float | None  # interference now; None while no block has ended lately that would tell
@@ -241,7 +239,7 @@ class EngineStatus(Message, frozen=True):
     blocks_ended: int  # of ended queries; a batch's count once
     scheduler_ns: int  # spent deciding, summed over all events
     scheduler_events: int
-    gap_ns: int
+    gap_ns: int  # a worker's idle time between two blocks of one query started back to back
     gaps: int
     worker_deaths: int
     tenants: dict[str, TenantStatus]

@@ -39,6 +39,8 @@ class _ExpectedInput(NamedTuple):
     row_shape: tuple[int, ...]  # the shape behind the batch
     row_bytes: int  # 0 where there is no batch
     bounded: bool
+    extents: tuple[tuple[int, int], ...]  # the least and the greatest of each dimension
+    shape: str  # the same in messages
 
 
 class InputValidator:
@@ -54,10 +56,10 @@ class InputValidator:
     ) -> None:
         """`model` is the name that errors begin with. `dimension`: one that queries choose beside the batch."""
         self.ports, self._dimension = tuple(ports), dimension
-        self._model, self._max_batch = model, max_batch
+        self._model = model
         self._names = {port.name for port in ports}
         self._row_shapes = {port.name: port.shape[1:] for port in ports if port.shape[:1] == (-1,)}
-        self._expected = tuple(map(_expected_input, ports))
+        self._expected = tuple(_expected_input(port, max_batch, dimension) for port in ports)
 
     def validate(self, tensors: Sequence[NamedTensor]) -> dict[str, Tensor]:
         """The values by input name: of the model's dtypes and shapes, of one batch, every id within its range.
@@ -70,7 +72,7 @@ class InputValidator:
         self._refuse_other_names(received, tensors)
         validated: dict[str, Tensor] = {}
         batch, first = 0, ""  # and the input that set it
-        for port, name, datatype, dtype, row_shape, row_bytes, bounded in self._expected:
+        for port, name, datatype, dtype, row_shape, row_bytes, bounded, extents, wanted in self._expected:
             tensor = received.get(name)
             if tensor is None:
                 raise RequestError(f"{model}: input {name!r} is missing; it takes {_list_names(self.ports)}")
@@ -88,7 +90,9 @@ class InputValidator:
             else:
                 if tensor.datatype != datatype:
                     raise RequestError(f"{model}: input {name!r} is {datatype}, got {tensor.datatype!r:.40}")
-                _check_shape(model, port, self._max_batch, shape, self._dimension)
+                if not _fits(shape, extents):
+                    got = ", ".join(map(str, shape[:16])) + (", …" if len(shape) > 16 else "")
+                    raise RequestError(f"{model}: input {name!r} has shape [{wanted}], got [{got}]")
                 if port.shape[:1] == (-1,):
                     batch, first = (batch, first) if batch else (shape[0], name)
                     if shape[0] != batch:
@@ -129,13 +133,20 @@ class InputValidator:
             raise RequestError(f"{self._model}: no input {unknown!r:.80}; it takes {_list_names(self.ports)}")
 
 
-def _expected_input(port: Port) -> _ExpectedInput:
+def _expected_input(port: Port, max_batch: int, dimension: DynamicDimension | None) -> _ExpectedInput:
     datatype, row_shape = datatype_name(port.dtype), port.shape[1:]
     raw = datatype not in (BYTES, "BOOL") and port.shape[:1] == (-1,)  # the bytes of a BOOL are checked
     dtype = DTYPES[datatype] if raw else None
     row_bytes = math.prod(row_shape) * dtype.itemsize if dtype is not None else 0
     bounded = port.low is not None or port.high is not None
-    return _ExpectedInput(port, port.name, datatype, dtype, row_shape, row_bytes, bounded)
+    bounds, chosen = ((dimension.low, dimension.high), dimension.axes.get(port.name, ())) if dimension else ((0, 0), ())
+    extents, texts = list[tuple[int, int]](), list[str]()
+    for axis, dim in enumerate(port.shape):
+        low, high = bounds if axis in chosen else (1, max_batch) if dim < 0 else (dim, dim)
+        extents.append((low, high))
+        texts.append(f"{low}…{high}" if axis in chosen or dim < 0 else str(dim))
+    own = datatype, dtype, row_shape, row_bytes, bounded
+    return _ExpectedInput(port, port.name, *own, tuple(extents), ", ".join(texts))
 
 
 def _list_names(ports: Sequence[Port]) -> str:
@@ -143,18 +154,8 @@ def _list_names(ports: Sequence[Port]) -> str:
     return listed if len(ports) <= MAX_LISTED else f"{listed}, … ({len(ports)} in all)"
 
 
-def _check_shape(
-    model: str, port: Port, max_batch: int, shape: tuple[int, ...], dimension: DynamicDimension | None
-) -> None:
-    expected = port.shape if dimension is None else dimension.client_shape(port.name, port.shape)
-    bounds = (dimension.low, dimension.high) if dimension else (0, 0)
-    ranges = [(dim, dim) if dim >= 0 else bounds if axis else (1, max_batch) for axis, dim in enumerate(expected)]
-    if port.shape[:1] != (-1,) and expected[:1] == (-1,):
-        ranges[0] = bounds
-    if len(shape) != len(expected) or not all(low <= n <= high for n, (low, high) in zip(shape, ranges, strict=True)):
-        variable = [f"{low}…{high}" if dim < 0 else str(dim) for dim, (low, high) in zip(expected, ranges, strict=True)]
-        got = ", ".join(f"{dim}" for dim in shape[:16]) + (", …" if len(shape) > 16 else "")
-        raise RequestError(f"{model}: input {port.name!r} has shape [{', '.join(variable)}], got [{got}]")
+def _fits(shape: tuple[int, ...], extents: Sequence[tuple[int, int]]) -> bool:
+    return len(shape) == len(extents) and all(low <= n <= high for n, (low, high) in zip(shape, extents, strict=True))
 
 
 def _check_range(model: str, port: Port, values: Array) -> None:

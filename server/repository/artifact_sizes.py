@@ -55,4 +55,4 @@ def buffer_bytes(manifest: Manifest, *, batching: bool) -> int:
     """What a worker has to gather batches in, beside the arena."""
     if not batching or manifest.max_batch == 1:
         return 0
-    return sum(lay_out_region(bucket, 0).slot_bytes for bucket in (manifest, *manifest.buckets))
+    return sum(lay_out_region(bucket, 0).slot_bytes for bucket in manifest.every_bucket)

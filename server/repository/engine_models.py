@@ -13,7 +13,6 @@ from veltair.errors import RequestError
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.output_layout import read_outputs
 from veltair.profiles.artifact.sealed_artifact import SealedFiles
-from veltair.profiles.artifact.strings import Strings
 from veltair.server.ipc.block_orders import bucket_number
 from veltair.server.ipc.lane_descriptors import LaneDescriptors
 from veltair.server.ipc.messages import InferQuery, TenantSpec
@@ -146,18 +145,16 @@ class EngineModels:
             raise RequestError(f"expected a batch of 1 to {manifest.max_batch}, got {batch}")
         bucket = extent = 0
         if (dimension := manifest.dimension) is not None:
-            shapes = {name: value.shape for name, value in inputs.items() if not isinstance(value, Strings)}
-            extent = dimension.extent_of(manifest.model, shapes)
-            bucket, inputs = dimension.bucket_of(extent), dimension.bring_to_bucket(inputs, extent)
+            extent, bucket, inputs = dimension.fit(manifest.model, inputs)
         views = self.pool.inputs(bucket_number(number, bucket), slot, batch)
-        InputLayout.of(manifest.at_bucket(bucket)).fill(views, inputs, batch)
+        InputLayout.of(manifest.every_bucket[bucket]).fill(views, inputs, batch)
         return SlotContent(batch, bucket, extent)
 
     def read_outputs(self, query: InferQuery) -> dict[str, NDArray[Any]]:
         """Copies of the outputs in a query's slot, by name. Raises RequestError where one is larger than its room."""
         manifest = self._served[query.tenant].manifest
         tensors = self.pool.outputs(bucket_number(query.tenant, query.bucket), query.slot, query.batch)
-        views = read_outputs(manifest.at_bucket(query.bucket), tensors)
+        views = read_outputs(manifest.every_bucket[query.bucket], tensors)
         if manifest.dimension is not None:
             views = manifest.dimension.cut(views, query.extent)
         return {name: view.copy() for name, view in views.items()}

@@ -69,14 +69,12 @@ class WorkerModels:
         Takes the descriptors of its artifact over. `paced`: where others are served meanwhile. Raises ArtifactError.
         """
         from veltair.profiles.runtime.answer_check import check_answer
-        from veltair.profiles.runtime.executor import Executor
+        from veltair.profiles.runtime.executor import open_buckets
 
         artifact = self._artifacts.add(spec, descriptors)
         executors = next((model.executors for model in self._models.values() if model.digest == spec.digest), ())
         if not executors:
-            for each in artifact.buckets():
-                beside = executors[0] if executors else None
-                executor = Executor(each, paced.pause if paced else None, beside=beside)
+            for executor in open_buckets(artifact, paced.pause if paced else None):
                 check_answer(artifact.path, executor, paced.pause_running if paced else None)
                 executors = (*executors, executor)
         self.pool.add(spec.number, artifact.manifest, spec.offset)

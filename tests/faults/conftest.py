@@ -24,7 +24,7 @@ def rounds(request: pytest.FixtureRequest, record_property: Callable[[str, objec
     def times(*, quick: int, full: int) -> range:
         count = max(1, round(full * SHARE)) if FULL else quick
         if not count:
-            pytest.skip("in full runs alone")
+            pytest.skip("in full runs alone: python -m bench.faults")
         record_property("tried", count)
         record_property("promise", " ".join((request.function.__doc__ or "").split()))
         return range(count)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,15 +20,11 @@ from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Port
 from veltair.profiles.artifact.output_layout import read_outputs
-from veltair.profiles.artifact.strings import Strings
 from veltair.scheduler.costs.batch_interpolation import interpolate_batches
 from veltair.server.protocol.datatypes import DTYPES, Tensor, datatype_name
 from veltair.server.protocol.infer_request import NamedTensor
 from veltair.server.protocol.validation import InputValidator, batch_size
 from veltair.types import CoreSet, ModelProfile
-
-if TYPE_CHECKING:
-    from veltair.profiles.runtime.executor import Executor
 
 
 def load(artifact: Artifact | str | Path, *, threads: int | None = None) -> InProcessModel:
@@ -66,15 +62,13 @@ class InProcessModel:
     """
 
     def __init__(self, artifact: Artifact, threads: int) -> None:
-        from veltair.profiles.runtime.executor import Executor  # TVM is loaded here, not with this module
+        from veltair.profiles.runtime.executor import open_buckets  # TVM is loaded here, not with this module
 
         self.artifact = artifact
         self._cores = usable_machine().cores[:threads]
         with _pinned_to(self._cores):  # kernels that are loaded after this use these threads
-            self._executors: list[Executor] = []  # by bucket
-            for bucket in artifact.buckets():
-                beside = self._executors[0] if self._executors else None
-                self._executors.append(Executor(bucket, beside=beside))
+            self._executors = list(open_buckets(artifact))
+        self._buckets = artifact.buckets()
         manifest = artifact.manifest
         taken = manifest.client_inputs, manifest.max_batch, manifest.dimension
         self._validator = InputValidator(manifest.model, *taken)
@@ -92,15 +86,13 @@ class InProcessModel:
         batch = batch_size(manifest.client_inputs, values)
         if (dimension := manifest.dimension) is None:
             return self._run(0, values, batch)
-        shapes = {name: value.shape for name, value in values.items() if not isinstance(value, Strings)}
-        extent = dimension.extent_of(manifest.model, shapes)
-        bucket = dimension.bucket_of(extent)
-        return dimension.cut(self._run(bucket, dimension.bring_to_bucket(values, extent), batch), extent)
+        extent, bucket, padded = dimension.fit(manifest.model, values)
+        return dimension.cut(self._run(bucket, padded, batch), extent)
 
     def _run(self, bucket: int, values: Mapping[str, Tensor], batch: int) -> dict[str, NDArray[Any]]:
         from veltair.profiles.runtime.executor import aligned_zeros
 
-        artifact = self.artifact.buckets()[bucket]
+        artifact = self._buckets[bucket]
         manifest = artifact.manifest
         with _pinned_to(self._cores):
             if not self._executors:

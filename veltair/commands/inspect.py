@@ -96,7 +96,7 @@ def _describe_port(manifest: Manifest, port: Port) -> dict[str, Any]:
 def _alone_ns(manifest: Manifest) -> Iterator[tuple[int, int]]:
     """The time of one sample by extent of the dimension that queries choose."""
     if manifest.dimension is not None:
-        for extent, bucket in zip(manifest.dimension.extents, (manifest, *manifest.buckets), strict=True):
+        for extent, bucket in zip(manifest.dimension.extents, manifest.every_bucket, strict=True):
             yield extent, fastest_alone_ns(bucket)
 
 

@@ -23,6 +23,7 @@ from veltair.compiler.features.kernel.code_path import CodePath, code_path
 from veltair.compiler.features.kernel.column_slots import SLOTS_PER_ROW
 from veltair.compiler.features.kernel.slot_writer import UNLIMITED, SlotWriter
 from veltair.compiler.features.table_store import TableStore
+from veltair.compiler.features.text_code.number_parser import powers_of_ten
 from veltair.compiler.features.vocabularies import Vocabularies
 
 TOKEN_BYTES = 8  # of a token with its separator, roughly
@@ -74,6 +75,21 @@ class ColumnTable:
     def slots(self) -> NDArray[np.int64]:
         """The rows as the kernel takes them: (columns and parts, SLOTS_PER_ROW)."""
         return self.rows.view(np.int64).reshape(len(self.rows), SLOTS_PER_ROW)
+
+    def constants(self) -> dict[str, NDArray[Any]]:
+        """What kernels read of the columns, by the names under which their code reads it, in the order of operands."""
+        words = self.vocabularies
+        return {
+            "columns": self.slots,
+            "guards": self.guards,
+            "edges": self.edges,
+            "slots": words.slots,
+            "keys": words.keys,
+            "spans": words.spans,
+            "letters": words.letters,
+            "powers": powers_of_ten(),
+            "tables": self.tables,
+        }
 
     @property
     def storage(self) -> str:

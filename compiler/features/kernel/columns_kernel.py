@@ -28,7 +28,6 @@ from veltair.compiler.features.kernel.column_table import ColumnTable, build_col
 from veltair.compiler.features.kernel.column_task import ColumnTask
 from veltair.compiler.features.kernel.columns_parameters import ColumnsParameters
 from veltair.compiler.features.table_store import TableStore
-from veltair.compiler.features.text_code.number_parser import powers_of_ten
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.rows.concat_rows import copy_row
 from veltair.errors import ModelError
@@ -127,7 +126,7 @@ class ColumnsSpace:
         rows, columns = int(point["rows"]), int(point["columns"])
         read = len(spec.inputs) - len(parameters.copied)  # packed buffers; behind them is what is copied
         chunks = _deal_chunks(table, columns, len(parameters.copied))
-        weights = _weights(table, chunks.table)
+        weights = {"chunks": chunks.table, **table.constants()}
         names = [*(buffer_of(tensor.name) for tensor in spec.inputs[:read]), *weights, "out"]
         widest = int(table.rows["row_width"].max())
 
@@ -172,23 +171,6 @@ class ColumnsSpace:
         block = rows * columns * (INDEX_BYTES + 3 * 4 * widest)
         tasks = -(-spec.max_batch // rows) * len(chunks.table)
         return Kernel(function, tuple(weights.values()), block, tasks)
-
-
-def _weights(table: ColumnTable, chunks: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
-    """The kernel's constants by the names under which its code reads them, in the order of its operands."""
-    words = table.vocabularies
-    return {
-        "chunks": chunks,
-        "columns": table.slots,
-        "guards": table.guards,
-        "edges": table.edges,
-        "slots": words.slots,
-        "keys": words.keys,
-        "spans": words.spans,
-        "letters": words.letters,
-        "powers": powers_of_ten(),
-        "tables": table.tables,
-    }
 
 
 def _deal_chunks(table: ColumnTable, columns: int, copied: int) -> _Chunks:

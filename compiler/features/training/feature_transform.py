@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
@@ -26,7 +25,7 @@ from veltair.errors import DataError
 from veltair.machine.isa import ISAS, cpu_features, tvm_target
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.strings import MOST_BYTES, Strings
-from veltair.profiles.runtime.executor import aligned_copy
+from veltair.profiles.runtime.executor import aligned_copy, writable_view
 
 MOST_IDS = (1 << 31) - 1  # of a part in one batch: kernels count in int32
 RawColumns: TypeAlias = Mapping[str, NDArray[Any] | Strings]
@@ -86,7 +85,7 @@ class _CompiledPart:
         return {name: Bag(ids[bases[i] : bases[i] + ends[i, -1]], ends[i]) for i, name in enumerate(names)}
 
     def _run(self, raw: list[NDArray[Any]], outputs: list[NDArray[Any]]) -> None:
-        given = [tvm_ffi.from_dlpack(_writable(array)) for array in raw]
+        given = [tvm_ffi.from_dlpack(_taken(array)) for array in raw]
         self._kernel(*given, *self._constants, *(tvm_ffi.from_dlpack(array) for array in outputs))
 
 
@@ -219,12 +218,9 @@ def _joined(values: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
     return np.concatenate(values) if values else np.zeros(1, dtype)
 
 
-def _writable(array: NDArray[Any]) -> NDArray[Any]:
-    """The same memory as an array that TVM takes; kernels only read it. It lives as long as the array that is given."""
+def _taken(array: NDArray[Any]) -> NDArray[Any]:
+    """The same memory as an array that TVM takes; kernels only read it."""
     array = np.ascontiguousarray(array)
     if not array.size:  # TVM takes no empty array
         return np.zeros(1, array.dtype)
-    if array.flags.writeable:
-        return array
-    memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
-    return np.frombuffer(memoryview(memory), np.uint8).view(array.dtype).reshape(array.shape)
+    return array if array.flags.writeable else writable_view(array)

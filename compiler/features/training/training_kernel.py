@@ -27,7 +27,6 @@ from veltair.compiler.features.kernel.row_lookup import RowLookup
 from veltair.compiler.features.kernel.row_sums import emit_numbers
 from veltair.compiler.features.kernel.sequence_emitter import SequenceEmitter
 from veltair.compiler.features.kernel.table_rows import TableRows
-from veltair.compiler.features.text_code.number_parser import powers_of_ten
 from veltair.compiler.features.text_code.word_arithmetic import in_register
 from veltair.compiler.features.training.training_parts import TrainingForm, TrainingPart
 from veltair.compiler.graph.layer_spec import Activation
@@ -65,22 +64,11 @@ def kernel_code(part: TrainingPart, isa: frozenset[str]) -> KernelCode:
 
 def constants_of(part: TrainingPart) -> dict[str, NDArray[Any]]:
     """The constants of a part's kernel by name, in the order of its operands."""
-    table, words = part.table, part.table.vocabularies
     runs: dict[CodePath, list[int]] = {}
-    for group in table.groups:
+    for group in part.table.groups:
         runs.setdefault(group.path, [group.first, 0])[1] += group.count
-    return {
-        "runs": np.array(list(runs.values()), np.int32),  # by code path: the first column, how many
-        "columns": table.slots,
-        "guards": table.guards,
-        "edges": table.edges,
-        "slots": words.slots,
-        "keys": words.keys,
-        "spans": words.spans,
-        "letters": words.letters,
-        "powers": powers_of_ten(),
-        "tables": table.tables,
-    }
+    # By code path: the first column, how many.
+    return {"runs": np.array(list(runs.values()), np.int32), **part.table.constants()}
 
 
 def build_training_kernel(code: KernelCode) -> Any:

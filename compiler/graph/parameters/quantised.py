@@ -35,8 +35,18 @@ class Window:
         return (self.kernel, self.strides) == ((1, 1), (1, 1)) and not any(self.pads)
 
 
+class IntegerParameters(LayerParameters):
+    """Base of the parameters of layers on 8-bit integers."""
+
+    __slots__ = ()
+
+    @property
+    def note(self) -> str:
+        return "8-bit integers"
+
+
 @dataclass(frozen=True, slots=True)
-class QuantisedProductParameters(LayerParameters):
+class QuantisedProductParameters(IntegerParameters):
     """Parameters of "matmul_int8", "conv2d_int8" and "depthwise_int8".
 
     last(quantise(first(scale * (x @ weight) + bias)) + addend), quantised where the output is of 8 bits. Scales and
@@ -53,13 +63,9 @@ class QuantisedProductParameters(LayerParameters):
     last: str = "none"  # activation behind the addend
     dynamic: bool = False  # the second and third input are scale and zero point of the first
 
-    @property
-    def note(self) -> str:
-        return "8-bit integers"
-
 
 @dataclass(frozen=True, slots=True)
-class QuantisedPoolParameters(LayerParameters):
+class QuantisedPoolParameters(IntegerParameters):
     """Parameters of "max_pool_int8": the greatest of a window, over taps inside the image.
 
     >>> QuantisedPoolParameters(Window((2, 2), (2, 2), (1, 1), (0, 0, 0, 0))).note
@@ -68,19 +74,11 @@ class QuantisedPoolParameters(LayerParameters):
 
     window: Window
 
-    @property
-    def note(self) -> str:
-        return "8-bit integers"
-
 
 @dataclass(frozen=True, slots=True)
-class ReorderParameters(LayerParameters):
+class ReorderParameters(IntegerParameters):
     """Parameters of "quantise", "dequantise" and "reorder", which stand where 8-bit integers begin and end.
 
     >>> ReorderParameters().terms()
     {}
     """
-
-    @property
-    def note(self) -> str:
-        return "8-bit integers"

@@ -110,7 +110,7 @@ def _sizes(spec: LayerSpec, point: Point) -> tuple[int, int]:
     x, y, rows = spec.inputs[0], spec.outputs[0], int(point["rows"])
     _, _, height, width, channels = x.physical
     images = spec.most(x.shape[0])
-    share = min(1.0, (rows + 2) * y.shape[2] / (y.shape[2] * y.shape[2]))
+    share = min(1.0, (rows + 2) / y.shape[2])
     return round(prod((height, width, channels)) * share), images * -(-y.shape[2] // rows)
 
 

@@ -71,7 +71,7 @@ class QuantisedEpilogue:
 
     ::
 
-        epilogue = QuantisedEpilogue.of_layer(spec, rest, output, residual)
+        epilogue = QuantisedEpilogue(output, residual, rest, None, parameters, width)
         epilogue.store(sums, row, column)  # 16 outputs
     """
 

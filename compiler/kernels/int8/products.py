@@ -18,7 +18,7 @@ from veltair.compiler.codegen.control_flow import when
 from veltair.compiler.codegen.int8_dot_product import QUAD, add_quads, broadcast_quad, import_int8_dot
 from veltair.compiler.codegen.memory import allocate_scratch
 from veltair.compiler.codegen.prim_func import build_prim_func
-from veltair.compiler.codegen.row_lanes import flatten_to_rows
+from veltair.compiler.codegen.row_lanes import flatten, flatten_to_rows
 from veltair.compiler.codegen.vectors import LANES, Expr, ramp
 from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
@@ -114,7 +114,7 @@ class _ProductCode:
         self.window = self.parameters.window
         self.gathered = self.window is not None and not self.window.is_point
         self.X = x if len(x.shape) == 2 else flatten_to_rows(x, int(x.shape[-1]))
-        self.source = T.decl_buffer([prod(x.shape)], x.dtype, data=x.data) if self.gathered else None
+        self.source = flatten(x) if self.gathered else None
         output = y if len(y.shape) == 2 else flatten_to_rows(y, self.width)
         self.total = output.shape[0]
         residual = None

@@ -9,6 +9,7 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.memory import vector_load
 from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.row_lanes import flatten
 from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.int8.epilogue import OUTPUT, PADDING, pack_numbers, round_within
@@ -57,14 +58,9 @@ def _changed(value: Expr, numbers: Any, dtypes: tuple[str, str], count: int) -> 
     return value
 
 
-def _memory(buffer: Any) -> Any:
-    """A buffer in one dimension."""
-    return T.decl_buffer([prod(buffer.shape)], buffer.dtype, data=buffer.data)
-
-
 def _flat(X: Any, Y: Any, changed: Any) -> None:
     """Element by element, in the order of memory."""
-    total, source, target = prod(X.shape), _memory(X), _memory(Y)
+    total, source, target = prod(X.shape), flatten(X), flatten(Y)
     with T.parallel(0, T.ceildiv(total, CHUNK)) as task:
         count = T.bind(T.min(CHUNK, total - task * CHUNK))
         with T.serial(0, count // LANES) as step:
@@ -79,7 +75,7 @@ def _moved(x: Activation, y: Activation, X: Any, Y: Any, changed: Any) -> None:
     """Channels from second to last place, or back: a row of the image is a task."""
     _, channels, height, width = x.shape
     images = X.shape[0]
-    source, target = _memory(X), _memory(Y)
+    source, target = flatten(X), flatten(Y)
 
     def place(image: Expr, c: Expr, row: Expr, column: Expr, count: int, *, last: bool) -> Expr:
         plane = ((image * height + row) * width + column) * channels + c

@@ -37,22 +37,19 @@ class Preemption:
         which it is in time, which it took while nobody wanted them; else the one that has most time and can wait until
         the other is done, if that one would be late by waiting for any block to end.
         """
-        return self._make_room(state, first, now_ns)
+        if first.query.id in self._made_room or (victim := self._find_victim(state, first, now_ns)) is None:
+            return None
+        self._made_room.add(first.query.id)
+        return victim
 
     def make_room_to_grow(self, state: SchedulerState, now_ns: int) -> ActiveQuery | None:
         """The query whose block is to stop for a running one that has fewer cores than it wanted: the one with the most
         cores beyond those on which it is in time.
         """
         for active in state.wanting_cores():
-            if active.missing_cores(now_ns) and (victim := self._make_room(state, active, now_ns)) is not None:
+            if active.missing_cores(now_ns) and (victim := self.make_room(state, active, now_ns)) is not None:
                 return victim
         return None
-
-    def _make_room(self, state: SchedulerState, first: ActiveQuery, now_ns: int) -> ActiveQuery | None:
-        if first.query.id in self._made_room or (victim := self._find_victim(state, first, now_ns)) is None:
-            return None
-        self._made_room.add(first.query.id)
-        return victim
 
     def _find_victim(self, state: SchedulerState, first: ActiveQuery, now_ns: int) -> ActiveQuery | None:
         rest_ns = self._remaining_ns(state, first)

@@ -86,7 +86,7 @@ class ModelChanges:
         spec = change.tenant
         try:
             artifact = self._opened.add(spec, descriptors)
-            layers = max(len(each.layers) for each in (artifact.manifest, *artifact.manifest.buckets))
+            layers = max(len(each.layers) for each in artifact.manifest.every_bucket)
             if cell_bytes(layers, artifact.manifest.max_batch) > self._supervisor.cell_bytes:
                 raise ArtifactError(f"{artifact.path}: {layers} layers are more than the workers take")
             prepared = self._served.prepare(spec, artifact)

@@ -67,7 +67,7 @@ def _memory(served: ServedTenant, workers: int | None, held: ModelMemory | None)
         "weights": sum(buffer.bytes_at(1) for buffer in manifest.buffers if buffer.kind == "weight"),
         "held": None if held is None else {kind: getattr(held, kind) for kind in KINDS} | {"total": held.total},
         "resident": served.resident,
-        "activations": manifest.arena_bytes + sum(each.arena_bytes for each in manifest.buckets),  # in each worker
+        "activations": sum(each.arena_bytes for each in manifest.every_bucket),  # in each worker
         "workers": workers,
         "query": lay_out_region(manifest, 0).slot_bytes,  # inputs and outputs at the largest batch
         "slots": served.share.slots,
