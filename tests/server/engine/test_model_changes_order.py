@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from example_manifest import EMPTY
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -87,7 +88,7 @@ class Opened:
 
     def add(self, spec: Any, descriptors: Any) -> Any:
         self.numbers.add(spec.number)
-        return SimpleNamespace(path="/", manifest=SimpleNamespace(layers=[], max_batch=1, buckets=()))
+        return SimpleNamespace(path="/", manifest=EMPTY)
 
     def files(self, number: int) -> Any:
         assert number in self.numbers
