@@ -10,6 +10,7 @@ from veltair.scheduler.events import (
     BlockFinished,
     BlockGrown,
     CountersSampled,
+    EdgeTimed,
     Event,
     QueryArrived,
     QueryCancelled,
@@ -74,7 +75,7 @@ def _workers_changed(state: SchedulerState, event: WorkersChanged) -> str | None
     return f"{event.workers} workers" if event.workers < 0 else None
 
 
-def _sampled(state: SchedulerState, event: CountersSampled) -> str | None:
+def _sampled(state: SchedulerState, event: CountersSampled | EdgeTimed) -> str | None:
     return None
 
 
@@ -100,6 +101,7 @@ _CHECKS: dict[type[Event], Callable[[SchedulerState, Any], str | None]] = {
     BlockFailed: _failed,
     QueryCancelled: _cancelled,
     CountersSampled: _sampled,
+    EdgeTimed: _sampled,
     WorkersChanged: _workers_changed,
     TenantAdded: _added,
     TenantRemoved: _removed,

@@ -84,6 +84,17 @@ class CountersSampled(Record, frozen=True):
     sample: CounterSample
 
 
+class EdgeTimed(Record, frozen=True):
+    """How much CPU time went to reading, deciding and answering queries since the last such event.
+
+    >>> EdgeTimed(time_ns=10**9, spent_ns={"vision": 2_000_000}).spent_ns["vision"]
+    2000000
+    """
+
+    time_ns: int
+    spent_ns: dict[str, int]  # by `Tenant.owner`
+
+
 class WorkersChanged(Record, frozen=True):
     """How many queries may be in flight (one live worker each).
 
@@ -128,6 +139,7 @@ Event: TypeAlias = (
     | BlockGrown
     | QueryCancelled
     | CountersSampled
+    | EdgeTimed
     | WorkersChanged
     | TenantAdded
     | TenantRemoved

@@ -20,6 +20,7 @@ from veltair.scheduler.events import (
     CancelQuery,
     CountersSampled,
     Decision,
+    EdgeTimed,
     Event,
     FinishQuery,
     GrowBlock,
@@ -143,6 +144,8 @@ class Scheduler:
                 self._end(self.state.in_flight[event.query], Trigger.BLOCK_FAILED)
             case CountersSampled():
                 self._proxy.observe(event.sample)
+            case EdgeTimed():
+                self._policy.edge_timed(event.spent_ns)
             case WorkersChanged():
                 self.state.change_workers(event.workers)
             case TenantAdded():
@@ -258,16 +261,13 @@ class Scheduler:
         conflict = len(core_set) < block.cores
         totals = self._totals
         totals.blocks_started += 1
-        if conflict:
-            totals.conflicts += 1
-        if step.capped:
-            totals.capped_blocks += 1
+        totals.conflicts += conflict
+        totals.capped_blocks += step.capped
         return StartBlock(block, core_set, conflict, state.grid[step.level], members)
 
     def _grow(self, step: Grow) -> GrowBlock:
-        active = step.active
-        query, run = active.query.id, active.run
-        if run is None or not may_take(active.state, Trigger.GROW) or not 0 < step.more <= self.state.free:
+        query, run = step.active.query.id, step.active.run
+        if run is None or not may_take(step.active.state, Trigger.GROW) or not 0 < step.more <= self.state.free:
             self._raise(f"the policy wants {step.more} more cores for query {query}")
         return GrowBlock(query, self.state.grow(step, run))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.running_block import RunningBlock
@@ -46,6 +47,9 @@ class Policy(ABC):
 
         A query that is cancelled while its batch goes on for others is not reported.
         """
+
+    def edge_timed(self, spent_ns: Mapping[str, int]) -> None:  # noqa: B027
+        """So much CPU time went to queries outside of blocks, to reading, deciding and answering; by `Tenant.owner`."""
 
     def tenant_removed(self, tenant: str) -> None:  # noqa: B027
         """The tenant is gone, and all its queries have ended. One that is added later may have its name."""

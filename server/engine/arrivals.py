@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -36,6 +36,7 @@ class Arrivals:
     def __init__(self, tenants: Mapping[int, TenantSpec]) -> None:
         """`tenants`: by number, as they are now."""
         self._tenants = tenants
+        self.taken: Counter[int] = Counter()  # how many `take` has handed out so far, by tenant
         self._queues: OrderedDict[int, deque[Arrival]] = OrderedDict()  # by tenant, the next one first; none is empty
         self._count = 0
         self._decision_ns = 0.0  # of the engine's time for a query, while queries wait
@@ -62,6 +63,7 @@ class Arrivals:
         if queue:
             self._queues[tenant] = queue
         self._count -= 1
+        self.taken[tenant] += 1
         return arrival
 
     def remove(self, query: int) -> Arrival | None:

@@ -12,7 +12,6 @@ from veltair.errors import InvariantError
 from veltair.scheduler import events
 from veltair.server.engine.arrivals import Arrivals
 from veltair.server.engine.block_watchdog import BlockWatchdog
-from veltair.server.engine.counter_sampling import CounterSampling
 from veltair.server.engine.engine_status import Timings, collect_status
 from veltair.server.engine.event_log import open_event_log, scheduler_settings
 from veltair.server.engine.front_lanes import FrontLanes
@@ -22,6 +21,8 @@ from veltair.server.engine.machine_limits import default_workers, home_core, lar
 from veltair.server.engine.models.model_changes import ModelChanges
 from veltair.server.engine.models.served_models import ServedModels
 from veltair.server.engine.models.tenants import tenants_and_profiles
+from veltair.server.engine.sampling.counter_sampling import CounterSampling
+from veltair.server.engine.sampling.edge_timing import EdgeTiming
 from veltair.server.engine.worker_process import WorkerProcess
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
@@ -56,11 +57,9 @@ class Engine:
         self._home = home_core(machine)
         self._workers = configure.workers or default_workers(len(cores), artifacts)
         self._allowed = self._workers  # batches in flight at once, as the scheduler knows it
-        self._sampling = CounterSampling(cores)
-        if configure.counter_model and not self._sampling.available:
-            logger.warning("counter_model is not used: no L3 counters; the level comes from observed slowdown")
+        self._counters = CounterSampling(cores, wanted=configure.counter_model is not None)
         tenants, profiles = tenants_and_profiles(configure.tenants, artifacts)
-        settings = scheduler_settings(configure, machine, self._workers, tenants, counters=self._sampling.available)
+        settings = scheduler_settings(configure, machine, self._workers, tenants, counters=self._counters.available)
         self._scheduler = settings.make_scheduler(profiles)
         self._log = open_event_log(configure, settings, tenants, profiles)
         self._front = front
@@ -77,6 +76,7 @@ class Engine:
         self._lanes = FrontLanes(self._poll, configure.lanes, configure.capacity, configure.slots)
         self._queries = InFlightQueries(front, self._lanes, self._specs, self._supervisor)
         self._arrivals = Arrivals(self._specs)
+        self._edge_timing = EdgeTiming(os.getppid(), self._specs, self._lanes.work, self._arrivals.taken)
         served = ServedModels(self._specs, self._scheduler, self._arrivals, self._queries, self._decide)
         self._changes = ModelChanges(served, self._supervisor, opened, front.send)
         self._watchdog = BlockWatchdog(configure.hung_block_ns)
@@ -116,8 +116,9 @@ class Engine:
         if self._changes.under_way:
             self._changes.advance(now_ns)
             self._workers_changed()
-        if (sampled := self._sampling.sample_if_due(now_ns)) is not None:
-            self._decide(sampled)
+        for sampling in (self._counters, self._edge_timing):
+            if (sampled := sampling.sample_if_due(now_ns)) is not None:
+                self._decide(sampled)
         wanted = select.EPOLLIN | (select.EPOLLOUT if front.backlog else 0)
         if wanted != self._front_events:
             self._front_events = wanted
@@ -133,7 +134,7 @@ class Engine:
 
     def _poll_timeout_s(self) -> float | None:
         now_ns = time.monotonic_ns()
-        start_s, sample_s = self._supervisor.seconds_to_start(now_ns), self._sampling.seconds_to_sample(now_ns)
+        start_s, sample_s = self._supervisor.seconds_to_start(now_ns), self._counters.seconds_to_sample(now_ns)
         hung_s = self._watchdog.seconds_to_look(self._queries.batches(), now_ns)
         due_s = (start_s, sample_s, self._changes.look_s, hung_s)
         return min((seconds for seconds in due_s if seconds is not None), default=None)
@@ -288,8 +289,7 @@ class Engine:
     def _decide(self, event: events.Event) -> None:
         begin_ns = time.monotonic_ns()
         decisions = self._scheduler.handle(event)
-        self._timings.scheduler_ns += time.monotonic_ns() - begin_ns
-        self._timings.scheduler_events += 1
+        self._timings.count_event(time.monotonic_ns() - begin_ns)
         for decision in decisions:
             self._queries.carry_out(decision)
         if self._log:

@@ -31,6 +31,10 @@ class Timings:
     gap_ns: int = 0  # of a worker between two blocks of a query that follow at once
     gaps: int = 0
 
+    def count_event(self, handled_ns: int) -> None:
+        self.scheduler_ns += handled_ns
+        self.scheduler_events += 1
+
     def count_gap(self, gap_ns: int) -> None:
         self.gap_ns += gap_ns
         self.gaps += 1

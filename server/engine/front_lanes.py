@@ -69,6 +69,10 @@ class FrontLanes:
         if self._lanes:
             self._gates.shut(tenant, batch, time.monotonic_ns(), for_ns, priority_level)
 
+    def work(self, tenant: int) -> int:
+        """What the I/O threads have done for the tenant's number, in requests; for those that they refused too."""
+        return self._gates.work(tenant) if self._lanes else 0
+
     def wake_fronts(self) -> None:
         """Wake the threads that have something to read."""
         while self._told:

@@ -2,7 +2,8 @@
 
 A policy that refuses a query for the work before it knows how long the next one like it would fare no better
 (`RejectQuery.for_ns`). Until then the threads refuse such queries themselves, before they read them in whole: under
-overload a refusal costs neither a slot nor a decision. The threads' end is `server/wire/gates.h`.
+overload a refusal costs neither a slot nor a decision. The threads count what they do for each tenant, since the engine
+does not see it all. Their end is `server/wire/gates.h`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 
 from veltair.types import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS
 
-_WORDS = 2  # of 8 bytes by tenant and priority level: shut until, from this batch on
+_WORDS = 3  # of 8 bytes by tenant and priority level: shut until, from this batch on, work of the threads
 MOST_SHUT_NS = 20_000_000  # a client that leaves frees cores that the refusal reckoned with
 
 
@@ -55,6 +56,11 @@ class AdmissionGates:
         """Whether such a query would be refused, as the I/O threads read it."""
         at = _place(tenant, priority_level)
         return now_ns < self._words[at] and batch >= self._words[at + 1]
+
+    def work(self, tenant: int) -> int:
+        """What the threads have done for the tenant's number: 1 for each request, refused or not, and for each 128 KiB
+        of tensors that came with it."""
+        return sum(self._words[_place(tenant, level) + 2] for level in range(1, PRIORITY_LEVELS + 1))
 
 
 def _place(tenant: int, level: int) -> int:

@@ -14,7 +14,7 @@ static uint8_t *slot_of(const engine_link *link, int32_t tenant, int32_t slot) {
   return link->region[tenant] + (uint64_t)slot * link->slot_bytes[tenant];
 }
 
-static const gate *gate_of(const engine_link *link, const plan *plan) {
+static gate *gate_of(const engine_link *link, const plan *plan) {
   return &link->gates[plan->tenant * PRIORITY_LEVELS + plan->priority_level - 1];
 }
 
@@ -181,10 +181,14 @@ enum foreseen query_foresee(asker *from, const plan_key *key, uint64_t more) {
     plan_release(plan);
     return UNPLANNED;
   }
-  int why = gate_shut(gate_of(link, plan), plan->batch, now) ? OVERLOAD : NO_REFUSAL;
+  gate *const gate = gate_of(link, plan);
+  int why = gate_shut(gate, plan->batch, now) ? OVERLOAD : NO_REFUSAL;
   if (!why) why = why_no_slot(slot);
   if (!why && more && !may_hold(from->connection, more)) why = MEMORY;
-  if (why) refuse(from, plan, NULL, 0, why);
+  if (why) {
+    gate_count(gate, 0);
+    refuse(from, plan, NULL, 0, why);
+  }
   plan_release(plan);
   return why ? REFUSED : PLANNED;
 }
@@ -197,9 +201,10 @@ bool query_begin(asker *from, const request *request) {
   if (from->deadline_ns && (!deadline_ns || from->deadline_ns < deadline_ns)) deadline_ns = from->deadline_ns;
   bool handled = true;
   const int64_t now = now_ns();
+  gate *const gate = gate_of(link, plan);
   if (deadline_ns && deadline_ns <= now) {
     refuse(from, plan, request->id, request->id_bytes, LATE_ON_ARRIVAL);
-  } else if (gate_shut(gate_of(link, plan), plan->batch, now)) {
+  } else if (gate_shut(gate, plan->batch, now)) {
     refuse(from, plan, request->id, request->id_bytes, OVERLOAD);
   } else {
     const int32_t slot = slots_take(link->free, plan->tenant, now);
@@ -209,12 +214,16 @@ bool query_begin(asker *from, const request *request) {
       refuse(from, plan, request->id, request->id_bytes, why_no_slot(slot));
     } else if (from->connection->protocol->fill(plan, request, slot_of(link, plan->tenant, slot)) &&
                submit(from, plan, request, slot, deadline_ns)) {
+      uint64_t bytes = 0;
+      for (uint32_t i = 0; i < plan->inputs; i++) bytes += plan->input[i].sent_bytes;
+      gate_count(gate, bytes);
       return true; /* the query has the reference */
     } else {
       slots_give_back(link->free, plan->tenant, slot);
       handled = false;
     }
   }
+  if (handled) gate_count(gate, 0);
   plan_release(plan);
   return handled;
 }

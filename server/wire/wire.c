@@ -108,7 +108,7 @@ EXPORT void wire_open(wire *of, int open) { atomic_store(&of->open, open); }
  * `tenants`: their numbers are below this; `gates` has one for each of their levels, and none is
  * open. */
 EXPORT engine_link *wire_link(wire *of, void *lanes, uint64_t records, uint8_t *done,
-                              const gate *gates, int bell, int32_t tenants, int32_t slots) {
+                              gate *gates, int bell, int32_t tenants, int32_t slots) {
   engine_link *new = calloc(1, sizeof *new + (size_t)tenants * (sizeof *new->region + sizeof *new->slot_bytes));
   if (!new) return NULL;
   uint8_t **const regions = (uint8_t **)(void *)(new + 1);

@@ -43,7 +43,7 @@ typedef struct {
   uint64_t *slot_bytes; /* likewise; both are behind this struct */
   lane lanes[MOST_THREADS];
   done_queries done;
-  const gate *gates; /* by tenant * PRIORITY_LEVELS + priority level - 1 */
+  gate *gates; /* by tenant * PRIORITY_LEVELS + priority level - 1 */
   int bell; /* wakes the engine */
   slot_table *free;
   struct query **held; /* by tenant * slots + slot; each is touched by its own thread alone */

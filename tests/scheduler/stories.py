@@ -8,7 +8,14 @@ from random import Random
 from hypothesis import strategies as st
 from scheduler_builders import make_machine, make_profile, make_query, make_tenant, snapshot
 
-from veltair.scheduler.events import BlockFailed, CountersSampled, QueryArrived, QueryCancelled, WorkersChanged
+from veltair.scheduler.events import (
+    BlockFailed,
+    CountersSampled,
+    EdgeTimed,
+    QueryArrived,
+    QueryCancelled,
+    WorkersChanged,
+)
 from veltair.scheduler.policies.by_name import POLICIES
 from veltair.scheduler.policies.policy import Policy
 from veltair.scheduler.query_states import QueryState
@@ -131,7 +138,7 @@ def stories(draw):
     for _ in range(draw(st.integers(0, 24))):
         victim = draw(st.sampled_from(queries))
         at = victim.arrival_ns + numbers.randint(0, work_ns)
-        kind = draw(st.sampled_from(("cancel", "fail", "workers", "counters", *["stop"] * 4)))
+        kind = draw(st.sampled_from(("cancel", "fail", "workers", "counters", "edge", *["stop"] * 4)))
         match kind:
             case "cancel":
                 events.append(QueryCancelled(at, victim.id))
@@ -141,6 +148,8 @@ def stories(draw):
                 events.append(WorkersChanged(at, draw(st.integers(0, 4))))
             case "counters":
                 events.append(CountersSampled(at, CounterSample(at, 10, 5, 1, "test")))
+            case "edge":
+                events.append(EdgeTimed(at, {tenant.name: numbers.randint(0, 2 * work_ns) for tenant in tenants}))
             case _:
                 stops.append((at, victim.id))
                 # an event, so that the policy is asked

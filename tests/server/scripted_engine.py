@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import select
-from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -81,8 +80,13 @@ class ScriptedEngine:
     def shut(self, tenant: int, batch: int, until_ns: int = 1 << 62, level: int = 1) -> None:
         """Have the threads refuse the tenant's queries of so many samples or more, of this level or behind it, until a
         time."""
-        begin, end = 2 * (PRIORITY_LEVELS * tenant + level - 1), 2 * PRIORITY_LEVELS * (tenant + 1)
-        self._lanes._gates._words[begin:end] = memoryview(array("q", [until_ns, batch] * ((end - begin) // 2)))
+        words = self._lanes._gates._words
+        for place in range(PRIORITY_LEVELS * tenant + level - 1, PRIORITY_LEVELS * (tenant + 1)):
+            words[3 * place], words[3 * place + 1] = until_ns, batch
+
+    def work(self, tenant: int) -> int:
+        """What the threads have counted for the tenant."""
+        return self._lanes.work(tenant)
 
     async def next(self) -> Held:
         """The next query that the test has to end."""

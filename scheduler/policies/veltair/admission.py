@@ -69,14 +69,14 @@ class ArrivalCheck:
             self._waiting.add_late(active)
             self._admitted_ns[active.tenant.name] = now_ns
             return None
-        kind = self._waiting.backlog.kind_of(active)
-        self._fair.arrives(active.tenant, self._core_ns(state, kind), now_ns)
         lacking_ns = self._lacking_ns(state, active, rest_ns, now_ns)
         self._fair.decided(active.tenant, now_ns, refused=lacking_ns > 0)
         if lacking_ns > 0 and not self._is_shut_out(active, now_ns):
             arrival_ns = active.query.arrival_ns
             # One that arrives later is due as much later, and meanwhile the work on hand, which counts more, shrinks.
             alike_ns = lacking_ns - (now_ns - arrival_ns) if active.due_ns - arrival_ns == active.qos_ns else 0
+            if self._fair.is_short(active.tenant, now_ns):
+                alike_ns = 0  # each of its queries is decided about: what is kept free of others follows its refusals
             return Reject(active, RefusalReason.OVERLOAD, for_ns=max(0, int(alike_ns / IDLE)))
         self._waiting.add_timely(active, active.due_ns - rest_ns)
         self._admitted_ns[active.tenant.name] = now_ns

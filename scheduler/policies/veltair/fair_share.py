@@ -1,41 +1,44 @@
-"""`FairShare`: what the default policy keeps free of tenants that use more than their part, for those that ask less."""
+"""`FairShare`: what the default policy keeps free of tenants that use much, for those that use less and are refused."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from veltair.types import State, Tenant
 
-WINDOW = 10  # longest targets: what was used and asked for is counted over so long
+WINDOW = 10  # longest targets: what was used is counted over so long
 MOST = 1.0
-STEP = 0.03  # for each query of a modest tenant that is refused
-REFUSED_SHARE = 0.5  # of a modest tenant's queries, of those that its percentile lets be late
+STEP = 0.03  # for each query of a tenant short of core time that is refused
+REFUSED_SHARE = 0.2  # of such a tenant's queries, of those that its percentile lets be late
 
 
 class _Usage(State):
-    """Core time of one tenant in the window that runs and in the one before it."""
+    """Core time of one owner in the window that runs and in the one before it."""
 
     weight: int
     priority: int
     used_ns: float = 0.0
     used_before_ns: float = 0.0
-    asked_ns: float = 0.0
-    asked_before_ns: float = 0.0
 
 
 class FairShare:
-    """A share of the spare time (target less the time alone) that is kept free of tenants beyond their part.
+    """A share of the spare time (target less the time alone) that is kept free of tenants that use much.
 
     Under overload every query would have the same chance to be admitted, so that one who asks five times as much as
-    the machine can do takes its cores from all others. A tenant's part is its weight's share of the core time that
-    all use; tenants of one owner have one part. A tenant that asks for less than its part is modest: when its queries
-    are refused for the work before them, less of that work is taken on from those who use more than their part, until
-    so many of the modest one's queries are refused as `REFUSED_SHARE` says. Nothing is kept free while nobody modest
-    is refused, so that what some leave goes to the others (max-min fairness).
+    the machine can do takes its cores from all others. A division is max-min fair if nobody is refused what another
+    has more of. So a tenant is short if another has used more core time for its weight: when its queries are refused
+    for the work before them, less of that work is taken on from those who have used more, until nobody has, or as few
+    of its queries are refused as `REFUSED_SHARE` says. Nothing is kept free while nobody who is short is refused, so
+    that what some leave goes to the others. Tenants of one owner have one part.
+
+    A query counts by what its blocks take alone on one core, whatever cores they get and however much others slow them
+    down, and by the time that the front and the engine need for it.
 
     ::
 
-        fair.arrives(tenant, core_ns, now_ns)
-        fair.decided(tenant, refused=True, now_ns)
-        fair.spare_ns(tenant, spare_ns, now_ns)  # of a query of a tenant beyond its part
+        fair.used(tenant, one_core_ns)
+        fair.decided(tenant, now_ns, refused=True)
+        fair.spare_ns(tenant, spare_ns, now_ns)  # of a query of a tenant that uses more
     """
 
     def __init__(self) -> None:
@@ -44,25 +47,26 @@ class FairShare:
         self._window_ns = 0
         self._began_ns = 0
         self._passed = 0.0  # of the window that runs, at the last look
-        self._kept: dict[str, float] = {}  # by modest owner
+        self._kept: dict[str, float] = {}  # by owner that is short
 
-    def used(self, tenant: Tenant, core_ns: float) -> None:
-        """A block of the tenant has run for so many cores x ns."""
-        if (usage := self._usage.get(_owner(tenant))) is not None:
-            usage.used_ns += core_ns
+    def used(self, tenant: Tenant, one_core_ns: float) -> None:
+        """A block of the tenant has done work that takes so long on one core."""
+        self._of(tenant).used_ns += one_core_ns
 
-    def arrives(self, tenant: Tenant, core_ns: float, now_ns: int) -> None:
-        """A query that needs so many cores x ns has arrived while others are there."""
-        self._of(tenant, now_ns).asked_ns += core_ns
+    def served(self, spent_ns: Mapping[str, int]) -> None:
+        """Queries, those that were refused too, took so much CPU time outside of blocks; by owner."""
+        for owner, ns in spent_ns.items():
+            if (usage := self._usage.get(owner)) is not None:
+                usage.used_ns += ns
 
     def decided(self, tenant: Tenant, now_ns: int, *, refused: bool) -> None:
         """A query was refused for the work before it, or admitted."""
         owner = _owner(tenant)
         kept = self._kept.get(owner, 0.0)
-        if len(self._usage) < 2 or not (kept or refused):
+        if not (kept or refused):
             return
         share = REFUSED_SHARE * (1 - tenant.qos.percentile)
-        if not self._is_modest(tenant, now_ns):
+        if not self.is_short(tenant, now_ns):
             kept -= STEP
         elif refused:
             kept += STEP
@@ -73,16 +77,24 @@ class FairShare:
         else:
             self._kept.pop(owner, None)
 
+    def is_short(self, tenant: Tenant, now_ns: int) -> bool:
+        """Whether another has used more for its weight."""
+        self._pass_to(now_ns)
+        own = self._of(tenant)
+        by_weight_ns = self._used_ns(own)
+        return any(self._used_ns(each) > by_weight_ns for each in self._usage.values() if each is not own)
+
     def spare_ns(self, tenant: Tenant, spare_ns: float, now_ns: int) -> float:
         """What to keep free of a query with so much spare time."""
         if not self._kept:
             return 0.0
-        usage, owner, kept = self._of(tenant, now_ns), _owner(tenant), 0.0
+        self._pass_to(now_ns)
+        kept, by_weight_ns = 0.0, self._used_ns(self._of(tenant))
         for name, share in self._kept.items():
-            if share > kept and name != owner and self._usage[name].priority >= tenant.priority:
+            short = self._usage[name]
+            if share > kept and short.priority >= tenant.priority and self._used_ns(short) < by_weight_ns:
                 kept = share
-        beyond = kept and self._sum(usage.used_ns, usage.used_before_ns) > self._part_ns(usage)
-        return kept * spare_ns if beyond else 0.0
+        return kept * spare_ns
 
     def forget(self, tenant: str) -> None:
         """The tenant is gone. What others of its owner did is counted anew."""
@@ -90,37 +102,25 @@ class FairShare:
         self._usage.pop(owner, None)
         self._kept.pop(owner, None)
 
-    def _is_modest(self, tenant: Tenant, now_ns: int) -> bool:
-        usage = self._of(tenant, now_ns)
-        return self._sum(usage.asked_ns, usage.asked_before_ns) <= self._part_ns(usage)
+    def _used_ns(self, usage: _Usage) -> float:
+        """For its weight over the last window: of the one before, the part that is not longer ago."""
+        return (usage.used_ns + usage.used_before_ns * (1 - self._passed)) / usage.weight
 
-    def _part_ns(self, usage: _Usage) -> float:
-        """The tenant's part of the core time that those who ask for any have used."""
-        asking = [each for each in self._usage.values() if each.asked_ns or each.asked_before_ns or each is usage]
-        all_ns = sum([self._sum(each.used_ns, each.used_before_ns) for each in asking])
-        return all_ns * usage.weight / sum([each.weight for each in asking])
-
-    def _sum(self, now: float, before: float) -> float:
-        """Over the last window: of the one before, the part that is not longer ago."""
-        return now + before * (1 - self._passed)
-
-    def _of(self, tenant: Tenant, now_ns: int) -> _Usage:
-        window_ns = WINDOW * tenant.qos.latency_ns
-        if window_ns > self._window_ns:
-            self._window_ns = window_ns
-        passed = (now_ns - self._began_ns) / self._window_ns
+    def _pass_to(self, now_ns: int) -> None:
+        passed = (now_ns - self._began_ns) / self._window_ns if self._window_ns else 0.0
         if passed >= 1:
             for usage in self._usage.values():
                 usage.used_before_ns = usage.used_ns if passed < 2 else 0.0
-                usage.asked_before_ns = usage.asked_ns if passed < 2 else 0.0
-                usage.used_ns = usage.asked_ns = 0.0
+                usage.used_ns = 0.0
             self._began_ns, passed = now_ns, 0.0
         self._passed = passed
-        owner = _owner(tenant)
+
+    def _of(self, tenant: Tenant) -> _Usage:
+        self._window_ns = max(self._window_ns, WINDOW * tenant.qos.latency_ns)
+        owner = self._owners[tenant.name] = _owner(tenant)
         found = self._usage.get(owner)
         if found is None:
             found = self._usage[owner] = _Usage(tenant.weight, tenant.priority)
-        self._owners[tenant.name] = owner
         return found
 
 

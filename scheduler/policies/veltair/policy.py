@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from math import inf
 
 from veltair.errors import RefusalReason
 from veltair.scheduler.active_query import ActiveQuery
+from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.policies.policy import Policy
 from veltair.scheduler.policies.veltair.admission import ArrivalCheck, is_overdue, misses_deadline
 from veltair.scheduler.policies.veltair.batching import choose_batch
@@ -64,7 +66,8 @@ class Veltair(Policy):
         self._arrived.append(active)
 
     def block_ended(self, active: ActiveQuery, run: RunningBlock, stop: int, elapsed_ns: int) -> None:
-        self._fair.used(active.tenant, elapsed_ns * len(run.core_set))
+        rest_ns = run.costs.rest_on_one_ns[SOLO]
+        self._fair.used(active.tenant, rest_ns[run.block.start] - rest_ns[stop])
         if stop == run.block.stop:
             self._slow.learn(active, run, elapsed_ns)
             self._corrections[active.tenant.name].learn(run, elapsed_ns)
@@ -75,6 +78,9 @@ class Veltair(Policy):
         self._waiting.discard(active)
         self._preemption.forget(active.query.id)
         self._lone_query.forget(active.query.id)
+
+    def edge_timed(self, spent_ns: Mapping[str, int]) -> None:
+        self._fair.served(spent_ns)
 
     def tenant_removed(self, tenant: str) -> None:
         self._corrections.pop(tenant, None)

@@ -12,6 +12,7 @@ from veltair.scheduler.events import (
     BlockGrown,
     CancelQuery,
     CountersSampled,
+    EdgeTimed,
     FinishQuery,
     GrowBlock,
     QueryArrived,
@@ -31,6 +32,7 @@ EVENTS = [
     BlockGrown(4, 1, 2, (0, 3)),
     QueryCancelled(5, 1),
     CountersSampled(6, CounterSample(6, 10, 5, 1, "perf")),
+    EdgeTimed(7, {"a": 5, 'b"': 0}),
     WorkersChanged(7, 3),
 ]
 DECISIONS = [

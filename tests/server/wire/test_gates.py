@@ -9,7 +9,7 @@ import native_http
 import pytest
 from native_front import INFER, Answer, Fronts, ask, encoded, run
 from native_http import PLAIN, HttpFronts
-from scripted_engine import SUMS
+from scripted_engine import SUMS, TWO
 from tritonclient.grpc import service_pb2 as pb
 from wire_frames import frame
 
@@ -40,6 +40,21 @@ def test_a_shut_gate_refuses_queries_of_that_size_or_more() -> None:
         assert fronts.service.metrics.tenants["sums"].refusals == {RefusalReason.OVERLOAD: 2}
         fronts.scripted.shut(SUMS, batch=1, until_ns=1)  # long ago
         assert (await ask(channel, rows(3))).code is grpc.StatusCode.OK
+
+    run(body)
+
+
+def test_threads_count_their_work_for_each_tenant() -> None:
+    async def body(fronts: Fronts) -> None:
+        channel = fronts.channel()
+        await fronts.learn(channel, rows(1))
+        await fronts.learn(channel, encoded(model="two"))
+        before = [fronts.scripted.work(tenant) for tenant in (SUMS, TWO)]
+        assert (await ask(channel, rows(1))).code is grpc.StatusCode.OK
+        fronts.scripted.shut(SUMS, batch=1)
+        assert await ask(channel, rows(1)) == REFUSED
+        after = [fronts.scripted.work(tenant) for tenant in (SUMS, TWO)]
+        assert [now - then for then, now in zip(before, after, strict=True)] == [2, 0]
 
     run(body)
 

@@ -1,4 +1,4 @@
-"""Tenants that ask for more than their part leave room for those that ask for less."""
+"""Tenants that use more leave room for those that use less and are refused."""
 
 from __future__ import annotations
 
@@ -18,23 +18,21 @@ from veltair.types import Query, Tenant
 
 QOS_NS = 1000
 SPARE_NS = 800.0
-CALLS = ("arrives", "used", "admitted", "refused")
 
 
 def named(name: str, weight: int = 1, priority: int = 1) -> Tenant:
     return replace(make_tenant(QOS_NS, name), weight=weight, priority=priority)
 
 
-def begun(small: Tenant, large: Tenant, asked: float = 100, used: float = 900) -> FairShare:
-    """One has asked for `asked`, and the other has used `used` of more."""
+def begun(small: Tenant, large: Tenant, of_small: float = 100, of_large: float = 900) -> FairShare:
+    """Both have used core time, one more than the other."""
     fair = FairShare()
-    fair.arrives(small, asked, now_ns=0)
-    fair.arrives(large, 5 * used, now_ns=0)
-    fair.used(large, used)
+    fair.used(small, of_small)
+    fair.used(large, of_large)
     return fair
 
 
-def test_what_is_kept_free_grows_with_refusals_of_who_asks_little_and_shrinks_with_its_admissions() -> None:
+def test_what_is_kept_free_grows_with_refusals_of_who_uses_less_and_shrinks_with_its_admissions() -> None:
     small, large = named("small"), named("large")
     fair = begun(small, large)
     assert fair.spare_ns(large, SPARE_NS, 1) == 0
@@ -44,7 +42,7 @@ def test_what_is_kept_free_grows_with_refusals_of_who_asks_little_and_shrinks_wi
     assert fair.spare_ns(small, SPARE_NS, 1) == 0
     fair.decided(small, 1, refused=False)
     assert 0 < fair.spare_ns(large, SPARE_NS, 1) < 2 * STEP * SPARE_NS
-    for _ in range(100):
+    for _ in range(300):
         fair.decided(small, 1, refused=False)
     assert fair.spare_ns(large, SPARE_NS, 1) == 0
     for _ in range(100):
@@ -52,19 +50,52 @@ def test_what_is_kept_free_grows_with_refusals_of_who_asks_little_and_shrinks_wi
     assert fair.spare_ns(large, SPARE_NS, 1) == MOST * SPARE_NS
 
 
-def test_refusals_of_who_asks_for_much_change_nothing() -> None:
+def test_refusals_of_who_uses_most_change_nothing() -> None:
     small, large = named("small"), named("large")
     fair = begun(small, large)
     fair.decided(large, 1, refused=True)
     assert fair.spare_ns(small, SPARE_NS, 1) == fair.spare_ns(large, SPARE_NS, 1) == 0
 
 
-@pytest.mark.parametrize(("weight", "kept"), [(1, False), (3, True)])
-def test_parts_are_by_weight(weight: int, kept: bool) -> None:
-    small, large = named("small", weight), named("large")
-    fair = begun(small, large, asked=600)  # of 900: more than a half, less than three quarters
+@pytest.mark.parametrize(("weight", "kept"), [(1, True), (3, False)])
+def test_use_counts_for_its_weight(weight: int, kept: bool) -> None:
+    small, large = named("small"), named("large", weight)
+    fair = begun(small, large, of_small=400)
+    assert fair.is_short(small, 1) is kept
     fair.decided(small, 1, refused=True)
     assert (fair.spare_ns(large, SPARE_NS, 1) > 0) is kept
+
+
+def test_who_has_as_much_as_others_is_owed_nothing() -> None:
+    small, large = named("small"), named("large")
+    fair = begun(small, large)
+    fair.decided(small, 1, refused=True)
+    fair.decided(small, 1, refused=True)
+    fair.used(small, 800)
+    assert fair.spare_ns(large, SPARE_NS, 1) == 0
+    fair.decided(small, 1, refused=True)
+    fair.used(large, 100)
+    assert fair.spare_ns(large, SPARE_NS, 1) == pytest.approx(STEP * SPARE_NS)
+
+
+def test_time_outside_of_blocks_counts() -> None:
+    """As of small queries, whose blocks are the least of what they take."""
+    small, large = named("small"), named("large")
+    fair = begun(small, large, of_large=300)
+    assert fair.is_short(small, 1)
+    fair.served({"small": 600, "gone": 10_000})
+    assert not fair.is_short(small, 1)
+    assert fair.is_short(large, 1)
+
+
+def test_of_three_the_one_between_makes_room_for_who_has_less_alone() -> None:
+    small, middle, large = (named(name) for name in ("small", "middle", "large"))
+    fair = begun(small, large)
+    fair.used(middle, 500)
+    fair.decided(middle, 1, refused=True)
+    assert [fair.spare_ns(each, SPARE_NS, 1) > 0 for each in (small, middle, large)] == [False, False, True]
+    fair.decided(small, 1, refused=True)
+    assert [fair.spare_ns(each, SPARE_NS, 1) > 0 for each in (small, middle, large)] == [False, True, True]
 
 
 @pytest.mark.parametrize(("priority", "kept"), [(1, True), (2, False)])
@@ -76,34 +107,31 @@ def test_nobody_makes_room_for_a_lower_priority(priority: int, kept: bool) -> No
 
 
 def test_tenants_of_one_owner_have_one_part() -> None:
-    """As lengths of one model are: by themselves the two would have two of three parts."""
+    """As lengths of one model are."""
     short, long = (replace(named(name), owner="text") for name in ("text[0]", "text[1]"))
     other = named("other")
-    fair = begun(other, short, asked=400)
-    fair.arrives(long, 5000, now_ns=0)
-    fair.decided(other, 1, refused=True)  # 400 of 900: less than a half, more than a third
+    fair = begun(other, short, of_small=500, of_large=300)
+    fair.used(long, 300)
+    fair.decided(other, 1, refused=True)  # 500 beside 300 and 300
     assert fair.spare_ns(short, SPARE_NS, 1) == fair.spare_ns(long, SPARE_NS, 1) == pytest.approx(STEP * SPARE_NS)
     fair.forget("text[0]")
     assert fair.spare_ns(long, SPARE_NS, 1) == 0
 
 
-def test_who_has_gone_quiet_is_forgotten_with_the_window() -> None:
+def test_what_was_used_is_forgotten_with_the_window() -> None:
     small, large = named("small"), named("large")
     fair = begun(small, large)
-    fair.decided(small, 1, refused=True)
-    for window in (1, 2):
-        fair.arrives(large, 4500, now_ns=window * WINDOW * QOS_NS)
-        fair.used(large, 900)
-    assert fair.spare_ns(large, SPARE_NS, 2 * WINDOW * QOS_NS + 1) == 0
-    fair.forget("small")
-    assert fair.spare_ns(large, SPARE_NS, 2 * WINDOW * QOS_NS + 1) == 0
+    window_ns = WINDOW * QOS_NS
+    assert fair.is_short(small, window_ns)
+    fair.used(small, 500)  # in the window after
+    assert fair.is_short(small, window_ns + window_ns // 4)
+    assert not fair.is_short(small, window_ns + window_ns // 2)  # 500 + 50 beside 450
+    assert not fair.is_short(small, 3 * window_ns) and not fair.is_short(large, 3 * window_ns)
 
 
 @given(
     st.lists(
-        st.tuples(
-            st.sampled_from("abc"), st.sampled_from(["arrives", "used", "admitted", "refused"]), st.floats(0, 5e3)
-        ),
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["used", "admitted", "refused"]), st.floats(0, 5e3)),
         max_size=60,
     )
 )
@@ -112,13 +140,13 @@ def test_it_is_a_share_of_the_spare_time(steps: list[tuple[str, str, float]]) ->
     tenants = {name: named(name, weight) for weight, name in enumerate("abc", 1)}
     for name, what, amount in steps:
         tenant, now_ns = tenants[name], now_ns + int(amount)
-        if what == "arrives":
-            fair.arrives(tenant, amount, now_ns)
-        elif what == "used":
+        if what == "used":
             fair.used(tenant, amount)
         else:
             fair.decided(tenant, now_ns, refused=what == "refused")
-        assert all(0 <= fair.spare_ns(each, SPARE_NS, now_ns) <= MOST * SPARE_NS for each in tenants.values())
+        kept = [fair.spare_ns(each, SPARE_NS, now_ns) for each in tenants.values()]
+        assert all(0 <= each <= MOST * SPARE_NS for each in kept)
+        assert 0 in kept  # of who has used the least
 
 
 @dataclass

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from veltair.machine.hardware_counters import L3Counters, open_counters
 from veltair.scheduler.events import CountersSampled
 from veltair.types import CoreSet
+
+logger = logging.getLogger("veltair.engine")
 
 SAMPLE_NS = 10_000_000  # between two readings
 
@@ -17,8 +21,11 @@ class CounterSampling:
         decisions = scheduler.handle(event)
     """
 
-    def __init__(self, cores: CoreSet) -> None:
+    def __init__(self, cores: CoreSet, *, wanted: bool = False) -> None:
+        """`wanted`: the level is to come from counters, so that it is said where there are none."""
         self._counters: L3Counters | None = open_counters(cores)
+        if wanted and self._counters is None:
+            logger.warning("counter_model is not used: no L3 counters; the level comes from observed slowdown")
         self._next_ns = 0
 
     @property
