@@ -5,9 +5,9 @@
 
 Two tenants share the machine: DLRM, small queries with a target of 100 ms, and MobileNet-V2, images with 50 ms, eight
 to one. First the peak is searched, the highest load at which 95 % of each are in target; then the load is a multiple
-of it, at last of each tenant alone, while the other stays at its part of the peak. The load generator shares the cores
-with the daemon, and goes before it: else its lateness would be counted as the daemon's. The models are the demo's
-(`make demo` compiles them).
+of it, at last of each tenant alone, while the other stays at its part of the peak, or at half of that. The load
+generator shares the cores with the daemon, and goes before it: else its lateness would be counted as the daemon's. The
+models are the demo's (`make demo` compiles them).
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def measure(
     """The load at the peak and at its multiples, of all tenants and of each, against one daemon."""
     names = [name for name, _, _ in TENANTS]
     plan = [dict.fromkeys(names, factor) for factor in factors]
-    plan += [{name: max(factors) if name == flooding else 1.0 for name in names} for flooding in names]
+    for quiet in (1.0, 0.5):  # a flood, beside its neighbour at its part of the peak, and at half of that
+        plan += [{name: max(factors) if name == flooding else quiet for name in names} for flooding in names]
     config, found = folder / "serve.toml", []
     write_toml(config, configuration([ServedModel(name, artifacts / name, ms) for name, _, ms in TENANTS]))
     with running(serve_command(config)) as (_, where):
