@@ -37,6 +37,7 @@ LAYER_WISE = (
     "8 static policies have one version",
     "all together",
     "all together, and 7 threads wake at a block's start",
+    "all together, and 5, 6a, 6b and 7",
 )
 WORKLOAD = "medium"  # on which readings are tried alone: it has no query that holds half of the machine
 

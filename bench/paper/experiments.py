@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from bench.paper.readings import TEXT, WAKE_NS, Readings, policy_name, versions_for
+from bench.paper.readings import TEXT, Readings, machine_for, policy_name, versions_for
 from bench.paths import SCENARIOS
 from veltair.loadgen.peak import bisect_scale
 from veltair.scheduler.costs.level_grid import SOLO, level_grid
@@ -247,9 +247,7 @@ def _with_load(simulation: Simulation, **changes: Any) -> Simulation:
 
 
 def _build(scenario: SimulationScenario, versions: int = 5, readings: Readings = TEXT) -> Simulation:
-    model = load_machine_model(MACHINE)
-    if readings.block_start == "awake":
-        model = replace(model, wake_ns=WAKE_NS)
+    model = machine_for(readings, load_machine_model(MACHINE))
     known = modelled_profiles.scenario_models(scenario, model, versions=versions, levels_on=readings.levels_on)
     return Simulation(scenario, model, known)
 
