@@ -29,6 +29,7 @@ from veltair.simulation.machine_model import modelled_profiles
 from veltair.simulation.machine_model.calibration import calibrate
 from veltair.simulation.machine_model.counter_fit import CounterFit, SlowdownSample
 from veltair.simulation.machine_model.machine_model import load_machine_model
+from veltair.simulation.oracle_bound import oracle_qps
 from veltair.simulation.peak_search import RateTrial, try_scale
 from veltair.simulation.simulation import Simulation
 from veltair.simulation.simulation_scenario import (
@@ -213,6 +214,11 @@ def version_counts(workload: str = "mix") -> dict[int, int]:
 def offered_qps(workload: str) -> float:
     """Returns the rate of a workload's scenario, all tenants together."""
     return workload_simulation(workload, 0.95, 5).scenario.qps
+
+
+def oracle_bound(workload: str, percentile: float) -> float:
+    """Returns a rate of all tenants together that no scheduler can exceed; see `oracle_qps`."""
+    return oracle_qps(workload_simulation(workload, percentile, 5))
 
 
 def proxy() -> tuple[list[SlowdownSample], CounterFit]:
