@@ -17,7 +17,7 @@ from veltair.scheduler.costs.level_grid import SOLO
 from veltair.simulation.machine_model.machine_model import load_machine_model
 
 LABELS = {"fcfs": "model-wise", "layerwise": "layer-wise", "block-6": "blocks of 6", "block-11": "blocks of 11"}
-RATES, QUICK_RATES = (50, 150, 250, 350, 375, 400, 425, 450), (100, 200, 300)
+RATES, QUICK_RATES = (50, 150, 250, 350, 400, 410, 420, 430, 440, 450), (100, 200, 300)
 QUERIES = 6000
 
 
