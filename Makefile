@@ -85,10 +85,9 @@ man: $(VENV)/ready
 sbom: wheel
 	$(BIN)/python requirements/sbom.py .build/wheel/env/bin/python .build/veltair.cdx.json
 
-# The paper's figures from the simulator, and docs/results.md; a quarter of an hour to an hour on 2 cores; a run that was interrupted continues.
+# The paper's figures from the simulator, and docs/results.md; a quarter of an hour on 2 quiet cores; a run that was interrupted continues.
 figures: $(VENV)/ready
 	$(BIN)/python -m bench.paper.figures
-	$(BIN)/python -m bench.paper.ablations
 
 # docs/measurements.md from the committed results.
 measurements: $(VENV)/ready

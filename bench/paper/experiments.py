@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from bench.paper.readings import TEXT, WAKE_NS, Readings, policy_name, versions_for
+from bench.paper.readings import TEXT, Readings, machine_for, policy_name, versions_for
 from bench.paths import SCENARIOS
 from veltair.loadgen.peak import bisect_scale
 from veltair.scheduler.costs.level_grid import SOLO, level_grid
@@ -29,6 +29,7 @@ from veltair.simulation.machine_model import modelled_profiles
 from veltair.simulation.machine_model.calibration import calibrate
 from veltair.simulation.machine_model.counter_fit import CounterFit, SlowdownSample
 from veltair.simulation.machine_model.machine_model import load_machine_model
+from veltair.simulation.oracle_bound import oracle_qps
 from veltair.simulation.peak_search import RateTrial, try_scale
 from veltair.simulation.simulation import Simulation
 from veltair.simulation.simulation_scenario import (
@@ -215,6 +216,11 @@ def offered_qps(workload: str) -> float:
     return workload_simulation(workload, 0.95, 5).scenario.qps
 
 
+def oracle_bound(workload: str, percentile: float) -> float:
+    """Returns a rate of all tenants together that no scheduler can exceed; see `oracle_qps`."""
+    return oracle_qps(workload_simulation(workload, percentile, 5))
+
+
 def proxy() -> tuple[list[SlowdownSample], CounterFit]:
     """Returns counter samples of the machine with random co-runners, and the linear model fitted to them."""
     simulation = workload_simulation("mix", 0.95, 5)
@@ -247,9 +253,7 @@ def _with_load(simulation: Simulation, **changes: Any) -> Simulation:
 
 
 def _build(scenario: SimulationScenario, versions: int = 5, readings: Readings = TEXT) -> Simulation:
-    model = load_machine_model(MACHINE)
-    if readings.block_start == "awake":
-        model = replace(model, wake_ns=WAKE_NS)
+    model = machine_for(readings, load_machine_model(MACHINE))
     known = modelled_profiles.scenario_models(scenario, model, versions=versions, levels_on=readings.levels_on)
     return Simulation(scenario, model, known)
 

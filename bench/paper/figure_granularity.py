@@ -10,24 +10,33 @@ from typing import Any
 import numpy as np
 
 from bench.paper import experiments as sim
-from bench.paper.experiment_cache import run
+from bench.paper.experiment_cache import Call, run
 from bench.paper.figure_style import COLOURS, CYCLE, MARKERS, Data, by_policy, figure
 from veltair.scheduler.block_plan import explain
 from veltair.scheduler.costs.level_grid import SOLO
 from veltair.simulation.machine_model.machine_model import load_machine_model
 
 LABELS = {"fcfs": "model-wise", "layerwise": "layer-wise", "block-6": "blocks of 6", "block-11": "blocks of 11"}
+RATES, QUICK_RATES = (50, 150, 250, 350, 400, 410, 420, 430, 440, 450), (100, 200, 300)
+QUERIES = 6000
 
 
 # 3 and 5: fixed granularities under rising load
 
 
+def load_calls(quick: bool) -> list[Call]:
+    """The loads, nearer to each other where policies fail; beyond that point a queue only grows with the run."""
+    rates = QUICK_RATES if quick else RATES
+    queries = 1000 if quick else QUERIES
+    policies = (*sim.GRANULARITIES, "veltair-full")
+    return [(sim.resnet, policy, float(rate), queries) for policy in policies for rate in rates]
+
+
 @cache
 def granularities(quick: bool) -> Data:
-    rates = [100, 200, 300] if quick else list(range(50, 751, 100))
-    queries = 1000 if quick else 6000
-    asked = [(policy, float(rate), queries) for policy in (*sim.GRANULARITIES, "veltair-full") for rate in rates]
-    return {"source": "modelled", "queries": queries, "points": [asdict(p) for p in run(sim.resnet, asked, "loads")]}
+    calls = load_calls(quick)
+    points = [asdict(point) for point in run(calls, "loads")]
+    return {"source": "modelled", "queries": calls[0][-1], "points": points}
 
 
 def draw_3(data: Data) -> Any:

@@ -1,9 +1,13 @@
 """Writes the model of this machine for the simulator.
 
     python -m bench.paper.machine_model --name NAME --out FILE.toml [--results DIR]
+    python -m bench.paper.machine_model --kernels avx2
 
-Run it on an idle machine. Sizes and instruction sets come from the kernel; bandwidths and the clock are measured by
-`machine.c`, the cost of a launch by `bench.kernels.layer_launch`, the cost of a query outside of its blocks by
+The second form writes the measured shares of `veltair.simulation.machine_model.kernel_shares` from the shipped tuning
+records, and needs no measurement.
+
+Run the first on an idle machine. Sizes and instruction sets come from the kernel; bandwidths and the clock are measured
+by `machine.c`, the cost of a launch by `bench.kernels.layer_launch`, the cost of a query outside of its blocks by
 `bench.serving.front_end`. The share of the register tile's bound that kernels reach is the median over the tuning
 records of large convolutions. Each value is written beside its source.
 """
@@ -15,34 +19,48 @@ import json
 import statistics
 import subprocess
 import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tomli_w
 
-from bench.paths import RESULTS
+from bench.paths import RESULTS, ROOT
 from veltair.compiler.tuning.transfer import parse_workload
 from veltair.machine.environment import describe_environment
 from veltair.machine.isa import cpu_features
 from veltair.machine.memory import memory_bytes
 from veltair.machine.topology import cache_bytes, usable_machine
-from veltair.profiles.records.tuning_records import SHIPPED, read_records, user_folder
+from veltair.profiles.records.tuning_records import SHIPPED, TuningRecord, read_records, user_folder
+from veltair.simulation.machine_model.kernel_shares import KernelShare, KernelTable, slowest_of
 from veltair.simulation.machine_model.layer_shapes import LayerShape
-from veltair.simulation.machine_model.machine_model import MachineModel, parse_machine_model
+from veltair.simulation.machine_model.machine_model import MachineModel, load_machine_model, parse_machine_model
 from veltair.simulation.machine_model.tilings import enumerate_tilings
 
 SOURCE = Path(__file__).parent / "machine.c"
+KERNELS = ROOT / "veltair" / "simulation" / "machine_model" / "data" / "kernels"
 LARGE = 50_000_000  # FLOPs of a convolution whose time on one core is not its launch
+# The machine files of the CPUs on which records were taken, and what differs where kernels use fewer instructions.
+RECORDED_ON: dict[str, tuple[str, dict[str, Any]]] = {
+    "xeon-2": ("Intel(R) Xeon(R) Processor", {"vector_bits": 256, "registers": 16})
+}
 MEMORY_BYTES = 2 << 30  # read by each core: more than any cache
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--name")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--results", type=Path, default=RESULTS, help="where blocks.json and front.json are")
+    parser.add_argument("--kernels", choices=["avx2"], help="write the measured shares of these kernels")
     arguments = parser.parse_args()
+    if arguments.kernels is not None:
+        write_kernels(arguments.kernels)
+        return
+    if arguments.name is None or arguments.out is None:
+        parser.error("expected --name and --out, or --kernels")
     blocks, front = (
         json.loads((arguments.results / f"{name}.json").read_text("utf-8")) for name in ("blocks", "front")
     )
@@ -127,24 +145,84 @@ def efficiencies(model: MachineModel, record: str) -> list[float]:
 
     Only records of this CPU count, on one core.
     """
-    best: dict[str, int] = {}
-    cpu = describe_environment().cpu
-    for entry in (
-        e for folder in (SHIPPED, user_folder()) for e in read_records(folder / f"{record}.jsonl") if e.cpu == cpu
-    ):
-        direct = entry.point.get("algorithm", "direct") == "direct"
-        if entry.workload.startswith("conv2d") and direct and entry.run_ns:
-            best[entry.workload] = min(entry.run_ns[0], best.get(entry.workload, entry.run_ns[0]))
-    ratios = []
-    for workload, took_ns in best.items():
-        (_, x, _), *_, (_, y, _) = parse_workload(workload).tensors
-        rows, columns = (int(part) for part in parse_workload(workload).attributes["kernel"].strip("()").split(","))
-        depth, m = x[1] * rows * columns, y[2] * y[3]
-        flops = 2 * m * y[1] * depth
-        if flops >= LARGE:
-            shape = LayerShape("", "conv2d", flops, 0, 0, 0, m=m, n=y[1], k=depth, row=y[3])
-            ratios.append(float(enumerate_tilings(shape, model, 1).compute_ns.min()) / took_ns)
-    return ratios
+    here = [e for e in recorded((SHIPPED, user_folder()), record) if e.cpu == describe_environment().cpu]
+    shapes = {workload: (shape, run_ns) for workload, shape, run_ns in best_runs(here) if shape.op == "conv2d"}
+    return [
+        float(enumerate_tilings(shape, model, 1).compute_ns.min()) / run_ns[0]
+        for shape, run_ns in shapes.values()
+        if shape.flops >= LARGE
+    ]
+
+
+def recorded(folders: Sequence[Path], record: str) -> list[TuningRecord]:
+    return [entry for folder in folders for entry in read_records(folder / f"{record}.jsonl")]
+
+
+def best_runs(records: Iterable[TuningRecord]) -> Iterator[tuple[str, LayerShape, list[int]]]:
+    """Yields each workload that has the shape of a convolution or product, and its least times by core count in ns.
+
+    Of convolutions direct kernels count alone, because the tilings of the machine models are direct ones.
+    """
+    best: dict[tuple[str, int], list[int]] = {}
+    for entry in records:
+        if entry.run_ns and entry.point.get("algorithm", "direct") == "direct":
+            key = entry.workload, entry.batch
+            known = best.setdefault(key, list(entry.run_ns))
+            known[:] = map(min, known, entry.run_ns)
+    for (workload, batch), run_ns in best.items():
+        if (shape := _shape(workload, batch)) is not None:
+            yield workload, shape, run_ns
+
+
+def _shape(workload: str, batch: int) -> LayerShape | None:
+    parsed = parse_workload(workload)
+    if parsed.op not in ("conv2d", "matmul", "depthwise_conv2d"):
+        return None
+    (_, x, _), *_, (_, y, _) = parsed.tensors
+    if parsed.op == "matmul":
+        m, n, k = batch * -x[0] if x[0] < 0 else x[0], y[1], x[1]
+        return LayerShape("", "matmul", 2 * m * n * k, m * k, n * k, m * n, m=m, n=n, k=k)
+    rows, columns = (int(part) for part in parsed.attributes["kernel"].strip("()").split(","))
+    pixels, inputs, outputs = y[2] * y[3], x[1] * x[2] * x[3], y[1] * y[2] * y[3]
+    if parsed.op == "depthwise_conv2d":
+        weights = y[1] * rows * columns
+        return LayerShape("", parsed.op, 2 * outputs * rows * columns, inputs, weights, outputs)
+    k, reach = x[1] * rows * columns, (rows - 1) / int(parsed.attributes["strides"].strip("()").split(",")[0])
+    flops, weights = 2 * outputs * k, y[1] * k
+    return LayerShape(
+        "", "conv2d", flops, inputs, weights, outputs, m=pixels, n=y[1], k=k, row=y[3], reach=round(reach, 3)
+    )
+
+
+def write_kernels(record: str) -> None:
+    """Writes the share of its bound that the best recorded kernel of each shape reaches on one core, and how much the
+    slowest of several cores takes longer than their mean.
+
+    The bound is that of the machine's own tilings with these instructions, so that a machine model which has the same
+    tilings gives the measured time again. Raises ConfigError where the records are of several CPUs.
+    """
+    entries = recorded((SHIPPED,), record)
+    (machine,) = [name for name, (cpu, _) in RECORDED_ON.items() if {e.cpu for e in entries} == {cpu}]
+    model = replace(load_machine_model(machine), **RECORDED_ON[machine][1], vector_efficiency=1.0, matrix_flops=0)
+    found: dict[tuple[Any, ...], tuple[KernelShare, int]] = {}
+    losses = []
+    for _, shape, run_ns in best_runs(entries):
+        bound = enumerate_tilings(shape, model, 2).compute_ns.min(axis=0)
+        share = KernelShare(shape.op, shape.reach > 0, shape.m, shape.n, shape.k, shape.outputs, 0.0)
+        one = float(bound[0]) / run_ns[0]
+        key = msgspec.structs.astuple(share)
+        if key not in found or run_ns[0] < found[key][1]:
+            found[key] = msgspec.structs.replace(share, share=round(one, 3)), run_ns[0]
+        if shape.op == "conv2d" and shape.flops >= LARGE:
+            two_ns = run_ns[1] - model.launch_ns - model.launch_core_ns
+            losses.append(two_ns / float(bound[1]) * one - 1)
+    table = KernelTable(
+        source=f"bench/paper/machine_model.py: profiles/records/{record}.jsonl, {entries[0].cpu}",
+        imbalance=round(statistics.median(losses) / slowest_of(2), 4),
+        shares=tuple(sorted((share for share, _ in found.values()), key=msgspec.structs.astuple)),
+    )
+    text = msgspec.json.format(msgspec.json.encode(table), indent=1).decode()
+    (KERNELS / f"{record}.json").write_text(text + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,15 @@ def test_every_ablation_changes_what_its_name_says() -> None:
     }
     alone = [fields for row, fields in changed.items() if row[0] in "123456789" and " all " not in row]
     assert all(len(fields) == 1 for fields in alone)
-    assert set.union(*alone) == set(TEXT.__struct_fields__) - {"block_start"}  # the machine's: tried with the text
+    machines = {"block_start", "kernel_times", "links", "overlap"}  # tried with the text
+    assert set.union(*alone) == set(TEXT.__struct_fields__) - machines
+    with_text = {
+        field
+        for read in ABLATIONS.values()
+        for field in machines
+        if msgspec.structs.replace(TEXT, **{field: getattr(read, field)}) == read != TEXT
+    }
+    assert with_text == machines  # each alone
     assert changed["1 all three"] == {"layer_targets", "dispatch", "workers"}
     assert changed["as read before"] == set()
     assert ABLATIONS["all together"] == TEXT
@@ -41,7 +49,7 @@ def test_every_ablation_changes_what_its_name_says() -> None:
 @pytest.mark.parametrize("policy", ["planaria", "prema", "fcfs"])
 def test_what_does_not_concern_a_policy_names_no_other_run(policy: str) -> None:
     rows = {msgspec.json.encode(relevant(policy, read)) for read in ABLATIONS.values()}
-    assert len(rows) == 5  # layers, the versions of static policies, and what a start costs
+    assert len(rows) == 9  # layers, the versions of static policies, and what is the machine's alone and together
 
 
 def test_static_policies_have_one_version() -> None:

@@ -253,7 +253,10 @@ class VirtualMachine:
         )
         grown = block.query in self._stopped and len(core_set) > self._stopped.pop(block.query)
         profile = self.scheduler.state.in_flight[block.query].costs.profile
-        running.since_ns += self.interference.enter(block, core_set, profile, grown)
+        waits_ns = self.interference.enter(block, core_set, profile, grown)
+        running.since_ns += waits_ns
+        if not grown:
+            running.began_ns += round(waits_ns)  # a worker's clock starts once its threads are awake
         self._running[block.query] = running
 
     def _grow_now(self, running: BlockExecution, wakes_once: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING
 from functools import cache
 
 import numpy as np
@@ -26,7 +27,7 @@ def small_machine(cores: int = 16, domain_cores: int = 4, **other: float) -> Mac
     values |= {"spawn_median_ns": 100_000.0, "spawn_mean_ns": 220_000.0}
     values |= {"front_ns": 0.0, "front_in_ns": 0.0, "front_out_ns": 0.0}
     fields = MachineModel.__dataclass_fields__
-    return MachineModel(**{name: 1 for name in fields if name not in ("loaded_latency", "wake_ns")} | values | other)
+    return MachineModel(**{name: 1 for name, it in fields.items() if it.default is MISSING} | values | other)
 
 
 def small_work(model: MachineModel, layers: str, name: str = "m") -> ModelWork:

@@ -135,3 +135,16 @@ def test_errands_are_done_one_after_another_beside_the_blocks():
     assert done == [57]  # 40 ns from 10 on, and 7
     assert virtual.ended_ns == {0: 50 + 5 + 180}
     assert elapsed == [180]  # what a worker measures
+
+
+def test_threads_wake_before_the_clock_of_a_block_starts():
+    class Waking(Alone):
+        def enter(self, block, core_set, profile, grown):
+            return super().enter(block, core_set, profile, grown) + 30.0
+
+    scheduler = Scheduler(make_machine(4), [make_tenant(10_000)], {"m": [simple_profile(EVEN, EVEN)]}, "fcfs", 4)
+    virtual = VirtualMachine(scheduler, Waking(solo_times(scheduler)))
+    virtual.add_event(QueryArrived(0, make_query(0)))
+    elapsed = [event.elapsed_ns for event, _ in virtual.run() if isinstance(event, BlockFinished)]
+    assert virtual.ended_ns == {0: 30 + 180}
+    assert elapsed == [180]  # so that nobody takes the waking for interference

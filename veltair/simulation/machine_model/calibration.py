@@ -65,7 +65,7 @@ def _draw_sample(
         if taken := tuple(core for core in domain if core in streaming):
             contention.enter(LayerBlock(query, 0, 1, (0,), len(taken), 0), taken, _STREAM_PROFILE, grown=False)
     contention.changed()
-    counts = {query: count_rates(it.segment, it.cache, it.memory) for query, it in contention.running.items()}
+    counts = {query: count_rates(it.segment, it.cache, it.memory, it.link) for query, it in contention.running.items()}
     accesses, misses, instructions, cycles, flops = (np.sum(list(counts.values()), axis=0)[:5] * PERIOD_NS).tolist()
     return SlowdownSample(
         window_ns=PERIOD_NS,

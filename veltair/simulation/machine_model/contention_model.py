@@ -10,6 +10,7 @@ from math import inf, log
 import numpy as np
 
 from veltair.simulation.interference_model import Timeline
+from veltair.simulation.machine_model.domain_links import DomainLinks
 from veltair.simulation.machine_model.execution_rate import LEVEL_BOUNDS, ExecutionRate, Segment, pressure_level
 from veltair.simulation.machine_model.machine_model import MachineModel
 from veltair.types import CoreSet, LayerBlock, Machine, ModelProfile, Record, State
@@ -43,6 +44,7 @@ class CoRunner(State):
     cache: int = -1  # level of the pressure on its L3 domains; -1: not known yet
     demand: int = 0  # bytes per s from memory without co-runners on the memory
     memory: int = -1  # level of the pressure on the memory
+    link: int = 0  # level of the pressure on the links of its L3 domains, where blocks share them
     low: float = inf  # `memory` stays while the demand of all is from here …
     high: float = inf  # … up to here
 
@@ -83,6 +85,7 @@ class ContentionModel:
         self._demand = 0  # of all blocks together
         self._held_last: dict[int, int] = {}  # by core: the query whose threads are awake there
         self._changed_domains: set[int] = set()  # domains that blocks entered or left
+        self._links = DomainLinks(len(machine.domains), model.domain_gb_s) if model.shared_links else None
         self._l3_bytes = model.l3_bytes
         self._bytes_per_s = model.dram_gb_s * 1e9
         self._spans = list(
@@ -142,6 +145,8 @@ class ContentionModel:
         for domain, _, keeps in it.kept:
             wanted[domain] -= keeps
         self._changed_domains.update(shares)
+        if self._links is not None:
+            self._links.leave(query)
 
     def set_front_end_work(self, work_ns: float) -> None:
         self._front_ns, self._front_new = work_ns, True
@@ -176,10 +181,23 @@ class ContentionModel:
                 low, high = self._spans[memory]
                 it.low, it.high = low + demand, high + demand
                 changed[query] = it
+        if self._links is not None:
+            self._press_on_links(self._links, changed)
         if self._front_ns or self._halved is not None:
             return self._with_front(changed)
         self._front_new = False
-        return [(query, it.segment.timeline(it.cache, it.memory)) for query, it in changed.items()]
+        return [(query, it.segment.timeline(it.cache, it.memory, it.link)) for query, it in changed.items()]
+
+    def _press_on_links(self, links: DomainLinks, changed: dict[int, CoRunner]) -> None:
+        """Adds the blocks to `changed` on whose links the pressure is another."""
+        for query, it in changed.items():
+            links.draw(query, it.demand, it.domains.shares)
+        beside = {query: it for domain in links.take_changed() for query, it in self._inside[domain].items()}
+        for query, it in beside.items():
+            link = pressure_level(links.pressure(query, it.domains.shares))
+            if link != it.link:
+                it.link = link
+                changed[query] = it
 
     def _with_front(self, changed: dict[int, CoRunner]) -> list[tuple[int | None, Timeline]]:
         before, self._halved = self._halved, self._sharer() if self._front_ns else None
@@ -187,7 +205,7 @@ class ContentionModel:
         if self._halved != before:
             changed |= {query: self.running[query] for query in (before, self._halved) if query in self.running}
         for query, it in changed.items():
-            timeline: Timeline = it.segment.timeline(it.cache, it.memory)
+            timeline: Timeline = it.segment.timeline(it.cache, it.memory, it.link)
             timelines.append((query, [2 * at_ns for at_ns in timeline] if query == self._halved else timeline))
         if self._front_ns and (self._front_new or (self._halved is None) is not (before is None)):
             timelines.append((None, (0.0, self._front_ns if self._halved is None else 2 * self._front_ns)))

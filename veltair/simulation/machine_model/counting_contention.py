@@ -53,14 +53,14 @@ class CountingContention(ContentionModel):
         self._since_ns = self._read_ns = 0
         self._rate: Counts = np.zeros(7)  # per ns
         self._total: Counts = np.zeros(7)
-        self._known: dict[tuple[Segment, int, int], Counts] = {}
+        self._known: dict[tuple[Segment, int, int, int], Counts] = {}
 
     def changed(self) -> Iterable[tuple[int | None, Timeline]]:
         moved = list(super().changed())
         if moved or not self.running:
             self._advance()
             self._rate = sum(
-                (self._rates_of(it.segment, it.cache, it.memory) for it in self.running.values()), np.zeros(7)
+                (self._rates_of(it.segment, it.cache, it.memory, it.link) for it in self.running.values()), np.zeros(7)
             )
         return moved
 
@@ -97,20 +97,20 @@ class CountingContention(ContentionModel):
         self._total += self._rate * (now_ns - self._since_ns)
         self._since_ns = now_ns
 
-    def _rates_of(self, segment: Segment, cache: int, memory: int) -> Counts:
-        key = segment, cache, memory
+    def _rates_of(self, segment: Segment, cache: int, memory: int, link: int) -> Counts:
+        key = segment, cache, memory, link
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = count_rates(segment, cache, memory)
+            known = self._known[key] = count_rates(segment, cache, memory, link)
         return known
 
 
-def count_rates(segment: Segment, cache: int, memory: int) -> Counts:
+def count_rates(segment: Segment, cache: int, memory: int, link: int = 0) -> Counts:
     """Returns what a block counts per ns under these pressures (levels), the mean over its layers' time."""
     rate, cores, domains = segment.rate, segment.cores, segment.domains
     work, machine = rate.work, rate.machine
     at = range(segment.layers.start, segment.layers.stop), segment.versions
-    took_ns = segment.timeline(cache, memory)[-1]
+    took_ns = segment.timeline(cache, memory, link)[-1]
     accesses = work.l3_bytes[cores - 1][at].sum() / LINE_BYTES
     misses = rate.moved_bytes(cores, domains, cache)[at].sum() / LINE_BYTES
     flops = work.flops[segment.layers].sum()

@@ -1,11 +1,13 @@
 """How fast the layers of a model run on a machine model, by the pressure of the co-runners of their block.
 
-Co-runners press on a block in two ways, each a number relative to the machine's capacity: what they would keep of the
-L3 domains that the block runs on, and the memory bandwidth that they would use if nothing held them back. Both are
-rounded to twelve levels, so that everything that follows from them is computed once.
+Co-runners press on a block in up to three ways, each a number relative to the machine's capacity: what they would keep
+of the L3 domains that the block runs on, and the bandwidth of memory and of the domains' links that they would use if
+nothing held them back. All are rounded to twelve levels, so that everything that follows from them is computed once.
 
 - L3: a layer that wants w of its domains' C bytes keeps all of it while there is room for w and the pressure, else
   C w / (w + pressure), in proportion to what each wants.
+- Links, where the machine model has them shared: what co-runners would draw over the links of the domains that the
+  block shares with them. Where demand and pressure together exceed a link's bandwidth, the layer gets its proportion.
 - Memory: a layer draws at most what its cores and links let through; cores draw the less the more the co-runners use,
   because memory then takes longer to answer. Where demand and pressure together exceed the memory's bandwidth, the
   layer gets its proportion.
@@ -72,12 +74,13 @@ class Segment:
             known = self._demands[cache] = round(float(self._select_versions(moved).sum()) / took_ns * 1e9)
         return known
 
-    def timeline(self, cache: int, memory: int) -> list[float]:
+    def timeline(self, cache: int, memory: int, link: int = 0) -> list[float]:
         """Returns when its layers end under these pressures (levels), in ns since its begin; the first item is 0."""
-        key = cache * len(PRESSURES) + memory
+        key = (link * len(PRESSURES) + cache) * len(PRESSURES) + memory
         known = self._timelines.get(key)
         if known is None:
-            times = self._select_versions(self.rate.times_ns(self.cores, self.domains, cache, memory)[self.layers])
+            every = self.rate.times_ns(self.cores, self.domains, cache, memory, link)
+            times = self._select_versions(every[self.layers])
             sums: list[float] = np.cumsum(times).tolist()
             known = [0.0, *(sums if self.ends is None else [sums[end - 1] for end in self.ends])]
             self._timelines[key] = known
@@ -100,7 +103,7 @@ class ExecutionRate:
         """`folded`: the layers that the scheduler knows, where they are not the operators of `work`."""
         self.work, self.machine, self.folded = work, machine, folded
         self._stretches: dict[tuple[int, tuple[int, ...], int, int], Segment] = {}
-        self._times: dict[tuple[int, int, int, int], Table] = {}
+        self._times: dict[tuple[int, int, int, int, int], Table] = {}
 
     def segment(self, start: int, versions: tuple[int, ...], cores: int, domains: int) -> Segment:
         """Returns the segment that begins at layer `start`, whose version is `versions[0]`."""
@@ -126,15 +129,23 @@ class ExecutionRate:
         ends = [layer.stop - first for layer in layers]
         return slice(first, layers[-1].stop), list(chain.from_iterable(chosen)), ends
 
-    def times_ns(self, cores: int, domains: int, cache: int, memory: int) -> Table:
+    def times_ns(self, cores: int, domains: int, cache: int, memory: int, link: int = 0) -> Table:
         """Returns times of operators in ns as (layers, versions) under these pressures (levels)."""
-        key = cores, domains, cache, memory
+        key = cores, domains, cache, memory, link
         known = self._times.get(key)
         if known is None:
             latency = self.machine.memory_latency(PRESSURES[memory])
             kept, share = self._kept_bytes(cores, domains, cache), self._share_gb_s(cores, domains, memory, latency)
-            known = self._times[key] = layer_ns(self.work, cores, domains, kept, share, latency, self.machine)
+            links = self._link_share(cores, domains, latency, link)
+            known = self._times[key] = layer_ns(self.work, cores, domains, kept, share, latency, self.machine, links)
         return known
+
+    def _link_share(self, cores: int, domains: int, latency: float, link: int) -> float:
+        """Returns the share of what its links let through alone that a block gets beside this pressure on them."""
+        capacity = domains * self.machine.domain_gb_s
+        alone = float(link_gb_s(cores, domains, latency, self.machine))
+        together = alone + PRESSURES[link] * capacity
+        return 1.0 if together <= capacity else capacity / together
 
     def moved_bytes(self, cores: int, domains: int, cache: int) -> Table:
         """Returns the bytes from and to memory as (layers, versions)."""

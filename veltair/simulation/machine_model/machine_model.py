@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from importlib import resources
 from math import log, sqrt
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from veltair.errors import ConfigError
+from veltair.simulation.machine_model.kernel_shares import kernel_table_names
 from veltair.types import Machine
 
 _DATA = resources.files("veltair.simulation.machine_model") / "data" / "machines"
@@ -60,6 +61,9 @@ class MachineModel:
     # Latency of memory over that of idle memory, at evenly spaced parts of its bandwidth in use, from none to all.
     loaded_latency: tuple[float, ...] = (1.0,)
     wake_ns: float = 0.0  # more before a block's first layer, if it takes a core that another query held before
+    exposed_share: float = 0.0  # of the shorter of computing and moving, the part that does not overlap with the longer
+    shared_links: bool = False  # blocks in one domain share its link; else each has all of it
+    kernels: str = ""  # a table of `kernel_shares`, in place of `vector_efficiency` for the layers that it knows
 
     def domains(self, cores: int) -> int:
         """Returns how many L3 domains this many cores take when whole domains are handed out first."""
@@ -139,14 +143,21 @@ class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Annotated[str, msgspec.Meta(min_length=1)]
 
 
+_OPTIONAL: dict[str, Any] = {
+    "loaded_latency": ParameterCurve | None,
+    "wake_ns": Parameter | None,
+    "exposed_share": Parameter | None,
+    "shared_links": bool | None,
+    "kernels": str | None,
+}
 _File = msgspec.defstruct(
     "_File",
     [
         (name, str if name in ("name", "title") else Parameter)
         for name in MachineModel.__dataclass_fields__  # the file's keys are the model's fields
-        if name not in ("loaded_latency", "wake_ns")
+        if name not in _OPTIONAL
     ]
-    + [("loaded_latency", ParameterCurve | None, None), ("wake_ns", Parameter | None, None)],
+    + [(name, kind, None) for name, kind in _OPTIONAL.items()],
     frozen=True,
     kw_only=True,
     forbid_unknown_fields=True,
@@ -157,6 +168,7 @@ _MAY_BE_ZERO = {
     "launch_core_ns",
     "dispatch_ns",
     "wake_ns",
+    "exposed_share",
     "front_ns",
     "front_in_ns",
     "front_out_ns",
@@ -172,13 +184,13 @@ def parse_machine_model(text: str, where: str) -> MachineModel:
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at `$.")
         raise ConfigError(f"{where}: {place.rstrip('`')}: {what[0].lower()}{what[1:]}") from None
-    values: dict[str, float | str | tuple[float, ...]] = {}
+    values: dict[str, float | str | bool | tuple[float, ...]] = {}
     for key, field in MachineModel.__dataclass_fields__.items():
         entry = getattr(raw, key)
         if entry is None:
             continue
         if not isinstance(entry, Parameter):
-            values[key] = entry if isinstance(entry, str) else entry.value
+            values[key] = entry if isinstance(entry, (str, bool)) else entry.value
             continue
         if entry.value == 0 and key not in _MAY_BE_ZERO:
             raise ConfigError(f"{where}: {key}: expected a value above 0")
@@ -186,9 +198,12 @@ def parse_machine_model(text: str, where: str) -> MachineModel:
             raise ConfigError(f"{where}: {key}: expected a whole number, got {entry.value}")
         values[key] = int(entry.value) if field.type == "int" else entry.value
     model = MachineModel(**values)  # type: ignore[arg-type]
-    for key in ("vector_efficiency", "matrix_efficiency"):
+    for key in ("vector_efficiency", "matrix_efficiency", "exposed_share"):
         if getattr(model, key) > 1:
             raise ConfigError(f"{where}: {key}: expected at most 1, got {getattr(model, key)}")
+    if model.kernels and model.kernels not in kernel_table_names():
+        expected = ", ".join(kernel_table_names())
+        raise ConfigError(f"{where}: kernels: expected one of {expected}, got {model.kernels!r}")
     if model.spawn_mean_ns < model.spawn_median_ns:
         raise ConfigError(f"{where}: spawn_mean_ns: a log-normal mean is not below its median")
     return model

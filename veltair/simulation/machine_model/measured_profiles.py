@@ -7,6 +7,7 @@ more: all of it passes the L2; below the L3 the weights come from memory at each
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from veltair.errors import ConfigError
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 from veltair.profiles.artifact.manifest import ITEM_BYTES, LayerEntry, Port
 from veltair.simulation.machine_model.machine_model import MachineModel
-from veltair.simulation.machine_model.roofline import ModelWork, Table, link_gb_s
+from veltair.simulation.machine_model.roofline import ModelWork, Table, dram_bytes, link_gb_s
 from veltair.types import ModelProfile
 
 
@@ -53,7 +54,7 @@ def _work(artifact: Artifact, batch: int, profile: ModelProfile, machine: Machin
     moved = everywhere([float(entry.bytes[batch]) for entry in entries])
     below = np.minimum(moved, through)
     cold = everywhere([float(min(_weight_bytes(artifact, entry), entry.bytes[batch])) for entry in entries])
-    return ModelWork(
+    work = ModelWork(
         model=profile.model,
         compute_ns=compute_ns,
         l3_bytes=np.minimum(moved, finite * on * machine.l3_gb_s),
@@ -64,6 +65,23 @@ def _work(artifact: Artifact, batch: int, profile: ModelProfile, machine: Machin
         in_bytes=_sent_bytes(artifact.manifest.inputs, profile.batch),
         out_bytes=_sent_bytes(artifact.manifest.outputs, profile.batch),
     )
+    return _without_exposed(work, machine) if machine.exposed_share else work
+
+
+def _without_exposed(work: ModelWork, machine: MachineModel) -> ModelWork:
+    """Takes from computing what the roofline adds for moving, so that layers alone take what was measured."""
+    share, computing = machine.exposed_share, work.compute_ns.copy()
+    for row in range(work.cores):
+        domains = machine.domains(row + 1)
+        kept = np.minimum(work.need_bytes[row, -1], domains * machine.l3_bytes)
+        moved = dram_bytes(work, row + 1, kept)
+        moving = moved / np.minimum(link_gb_s(row + 1, domains, 1.0, machine), machine.dram_gb_s)
+        alone = work.compute_ns[row]
+        longer = alone >= moving * (1 + share)  # computing stays the longer of the two
+        computing[row] = np.where(longer, alone - share * moving, (alone - moving) / share)
+    through_ns = work.l3_bytes / (np.arange(1.0, work.cores + 1)[:, None, None] * machine.l3_gb_s)
+    l3_bytes = work.l3_bytes * np.minimum(computing / np.maximum(through_ns, 1e-9), 1.0)
+    return replace(work, compute_ns=computing, l3_bytes=l3_bytes)
 
 
 def _sent_bytes(ports: Sequence[Port], batch: int) -> float:

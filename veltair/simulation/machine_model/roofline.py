@@ -1,7 +1,10 @@
-"""The time of a layer on a machine model: that of its slowest resource, as if all were used at once.
+"""The time of a layer on a machine model: that of its slowest resource, and what does not overlap with it.
 
-    time = max(compute, L2 <-> L3 traffic / L3 bandwidth, traffic of the domains / their links, DRAM traffic / share)
-           + launch
+    computing = max(compute, L2 <-> L3 traffic / L3 bandwidth)
+    moving = max(traffic of the domains / their links, DRAM traffic / share)
+    time = max(computing, moving) + exposed x min(computing, moving) + launch
+
+The exposed share is 0 unless the machine model says otherwise.
 
 Compute time accounts for how parallel tasks divide among the cores. The traffic below the L3 follows from how much of
 the L3 the layer can keep (`machine.cache_traffic`). Everything is an array over all layers and versions of a model, so
@@ -79,15 +82,16 @@ def layer_ns(
     dram_gb_s: float,
     latency: float,
     machine: MachineModel,
+    link_share: float = 1.0,
 ) -> Table:
     """Returns times in ns as (layers, versions) on this many cores in this many domains.
 
-    The layers keep `l3_bytes` of L3 and get `dram_gb_s` of DRAM bandwidth, and memory takes `latency` times as long to
-    answer as idle memory.
+    The layers keep `l3_bytes` of L3, get `dram_gb_s` of DRAM bandwidth and `link_share` of what their links let
+    through, and memory takes `latency` times as long to answer as idle memory.
     """
     row, sharing = cores - 1, sharing_cores(work, cores, domains, machine)
     moved, remote = dram_bytes(work, sharing, l3_bytes), work.remote_bytes[sharing - 1]
-    count, link = np.array(float(cores)), link_gb_s(cores, domains, latency, machine)
+    count, link = np.array(float(cores)), link_gb_s(cores, domains, latency, machine) * link_share
     return _slowest(work.compute_ns[row], work.l3_bytes[row], remote, moved, count, link, dram_gb_s, machine)
 
 
@@ -120,9 +124,11 @@ def _slowest(
     dram_gb_s: float,
     machine: MachineModel,
 ) -> Table:
-    longest = np.maximum(compute_ns, l3 / (cores * machine.l3_gb_s))
-    np.maximum(longest, (moved + remote) / link, out=longest)
-    np.maximum(longest, moved / min(dram_gb_s, machine.dram_gb_s), out=longest)
+    computing = np.maximum(compute_ns, l3 / (cores * machine.l3_gb_s))
+    moving = np.maximum((moved + remote) / link, moved / min(dram_gb_s, machine.dram_gb_s))
+    longest: Table = np.maximum(computing, moving)
+    if machine.exposed_share:
+        longest += machine.exposed_share * np.minimum(computing, moving)
     longest += machine.launch_ns + machine.launch_core_ns * (cores - 1)
     return longest
 

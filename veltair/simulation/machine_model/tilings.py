@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import Point
+from veltair.simulation.machine_model.kernel_shares import load_kernel_table, slowest_of
 from veltair.simulation.machine_model.layer_shapes import LayerShape
 from veltair.simulation.machine_model.machine_model import MachineModel
 from veltair.simulation.machine_model.roofline import Table, kept_traffic
@@ -131,7 +132,7 @@ def _product(shape: LayerShape, machine: MachineModel, cores: int) -> TilingCand
         tuple(points),
         (x + w + sums).astype(np.int64),
         (tasks * mr * nr).astype(np.int64),
-        np.maximum(t * mean_ns[:, None], full_ns[:, None]),
+        np.maximum(t * mean_ns[:, None], full_ns[:, None]) * _imbalance(busy, machine),
         l3_bytes,
         x_all * (1 - 1 / domains),
         need * domains[..., None],
@@ -177,7 +178,23 @@ def _register_tile(shape: LayerShape, machine: MachineModel, point: Point) -> tu
         reached = high * wide / machine.fma_units / cycles * filled
         if reached > best[2]:
             best = (high, float(min(wide * lanes, columns)), reached)
-    return best[0], best[1], machine.vector_flops * best[2] * machine.vector_efficiency
+    return best[0], best[1], machine.vector_flops * best[2] * _efficiency(shape, machine)
+
+
+def _efficiency(shape: LayerShape, machine: MachineModel) -> float:
+    """Returns the share of the register tile's bound that the kernel of this layer reaches on one core."""
+    measured = load_kernel_table(machine.kernels).share(shape) if machine.kernels else None
+    return machine.vector_efficiency if measured is None else measured
+
+
+def _imbalance(busy: Table, machine: MachineModel) -> Table:
+    """Returns how much longer the slowest of this many threads takes than their mean."""
+    if not machine.kernels:
+        return np.ones(())
+    spread = load_kernel_table(machine.kernels).imbalance
+    factors = 1 + spread * np.array([slowest_of(threads) for threads in range(int(busy.max()) + 1)])
+    slower: Table = factors[busy.astype(np.int64)]
+    return slower
 
 
 def _stream(shape: LayerShape, machine: MachineModel, cores: int) -> TilingCandidates:
@@ -187,10 +204,11 @@ def _stream(shape: LayerShape, machine: MachineModel, cores: int) -> TilingCandi
     counts = sorted({min(most, 4**i) for i in range(1, 6)})
     tasks = np.array(counts, float)[:, None]
     on = np.arange(1, cores + 1)[None]
-    rounds = np.ceil(tasks / np.minimum(on, tasks))
+    busy = np.minimum(on, tasks)
+    rounds = np.ceil(tasks / busy)
     activations = (shape.inputs + shape.extra + shape.outputs) * item
     weights = shape.weights * item
-    rate = machine.vector_flops * machine.vector_efficiency / 2  # one load and one operation a cycle and unit
+    rate = machine.vector_flops * _efficiency(shape, machine) / 2  # one load and one operation a cycle and unit
     ones = np.ones((len(counts), cores))
     domains = np.minimum(-(-on // machine.domain_cores), tasks)
     every = np.stack([0 * ones, *[(activations + weights) * ones] * (LEVELS - 1)], -1)
@@ -199,7 +217,7 @@ def _stream(shape: LayerShape, machine: MachineModel, cores: int) -> TilingCandi
         tuple({"tasks": count} for count in counts),
         np.array([(activations + weights) // count for count in counts], np.int64),
         np.array(counts, np.int64) * (machine.vector_bits // 32),
-        rounds * shape.flops / (rate * tasks),
+        rounds * shape.flops / (rate * tasks) * _imbalance(busy, machine),
         (activations + weights) * ones,
         shape.inputs * item * (1 - 1 / domains) * ones,
         every,

@@ -152,3 +152,31 @@ def test_a_block_waits_for_threads_on_cores_that_its_query_did_not_hold_last():
     assert enter(1, (0, 1, 2), grown=True) > 500  # a growth costs what it costs
     interference.leave(1)
     assert enter(1, (0, 1, 2)) == 0
+
+
+def test_neighbours_in_a_domain_share_its_link_if_the_machine_says_so():
+    alone = {0: 1001e3, 1: 1001e3}  # 40 MB over 40 GB/s
+    interference, enter = neighbours("s", dram_gb_s=1e6)
+    enter(0, (0, 1))
+    enter(1, (2, 3))
+    assert ends(interference) == pytest.approx(alone)
+    interference, enter = neighbours("s", dram_gb_s=1e6, shared_links=True)
+    enter(0, (0, 1))
+    assert ends(interference) == pytest.approx({0: 1001e3})
+    enter(1, (2, 3))
+    assert ends(interference) == pytest.approx({0: 2001e3, 1: 2001e3})  # 20 GB/s each
+    enter(2, (4, 5))
+    assert ends(interference) == pytest.approx({2: 1001e3})  # in another domain
+    interference.leave(0)
+    assert ends(interference) == pytest.approx({1: 1001e3})
+
+
+def test_links_that_are_shared_slow_nobody_who_computes_or_has_domains_alone():
+    interference, enter = neighbours("c", shared_links=True)
+    enter(0, (0, 1))
+    enter(1, (2, 3))
+    assert ends(interference) == pytest.approx({0: 2001e3, 1: 2001e3})  # computing on half of the cores
+    interference, enter = neighbours("s", dram_gb_s=1e6, shared_links=True)
+    for query in range(4):
+        enter(query, range(4 * query, 4 * query + 4))
+    assert ends(interference) == pytest.approx(dict.fromkeys(range(4), 1001e3))

@@ -60,11 +60,13 @@ def artifact(monkeypatch: pytest.MonkeyPatch) -> Path:
     return known.path
 
 
-def test_alone_is_what_was_measured(artifact: Path) -> None:
-    (one, work), (two, _) = measured_profiles.load_measured_models(artifact, HERE, 2)
+@pytest.mark.parametrize("exposed", [0.0, 0.5, 1.0])
+def test_alone_is_what_was_measured(artifact: Path, exposed: float) -> None:
+    machine = replace(HERE, exposed_share=exposed)
+    (one, work), (two, _) = measured_profiles.load_measured_models(artifact, machine, 2)
     assert (one.batch, two.batch) == (1, 2)
     for cores in (1, 2):
-        times = layer_ns(work, cores, 1, HERE.l3_bytes, HERE.dram_gb_s, 1.0, HERE)
+        times = layer_ns(work, cores, 1, HERE.l3_bytes, HERE.dram_gb_s, 1.0, machine)
         for layer, of_layer in enumerate(one.versions):
             for at, version in enumerate(of_layer):
                 assert times[layer, at] == pytest.approx(version.latency.latency_ns[0][cores - 1], rel=1e-6)
