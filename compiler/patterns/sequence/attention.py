@@ -254,7 +254,7 @@ def _broadcasts(mask: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def _match_projections(
-    sources: tuple[str, ...], inner: tuple[onnx.NodeProto, ...], view: ModelView
+    sources: tuple[HeadRows, ...], inner: tuple[onnx.NodeProto, ...], view: ModelView
 ) -> tuple[Projection, ...]:
     """The three dense layers that make the sources, if one product can replace them; else none."""
     found = []

@@ -47,6 +47,14 @@ def columns(net: Net) -> Sides:
     return [net("Transpose", piece, perm=[0, 2, 1, 3]) for piece in split]
 
 
+def flat(net: Net) -> Sides:
+    """GPT-2's: the product of all rows, one reshape behind it."""
+    rows = net("Gemm", net("Reshape", "x", np.array([-1, ROW])), normal(ROW, 3 * ROW) * 3, normal(3 * ROW))
+    pieces = net.split(net("Reshape", rows, np.array([-1, TOKENS, 3 * ROW])), 3, axis=2)
+    split = [net("Reshape", piece, np.array([0, 0, HEADS, WIDTH])) for piece in pieces]
+    return [net("Transpose", piece, perm=[0, 2, 1, 3]) for piece in split]
+
+
 def two_products(net: Net) -> Sides:
     """PVT's: Q of one product, K and V of another."""
     query = net("Reshape", product(net, ROW), np.array([0, 0, HEADS, WIDTH]))
@@ -79,7 +87,7 @@ def attend(net: Net, sides: Sides) -> str:
 @pytest.mark.parametrize(
     ("spelling", "in_place"),
     [
-        *((spelling, True) for spelling in (gathered, sliced, unbound, columns, two_products)),
+        *((spelling, True) for spelling in (gathered, sliced, unbound, columns, flat, two_products)),
         *((spelling, False) for spelling in (interleaved, every_second)),
     ],
 )
