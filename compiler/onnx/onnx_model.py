@@ -138,8 +138,11 @@ def load_model(
             raise ModelError(
                 f"{path}: tensor {spec.name!r} is {spec.dtype}; expected float32, bool or a common integer"
             )
-        if any(d < 0 for d in spec.shape[1:]) or any(d < -1 for d in spec.shape):
-            raise ModelError(f"{path}: tensor {spec.name!r} has shape {spec.shape}; expected the batch alone to vary")
+        if any(d < 0 for d in spec.shape[1:]):
+            raise ModelError(
+                f"{path}: tensor {spec.name!r} has shape {spec.shape}, where -k is k times the batch; expected that in "
+                "its first dimension alone"
+            )
     opset = next(o.version for o in simple.opset_import if o.domain in STANDARD)
     others = {o.domain: o.version for o in simple.opset_import if o.domain in RUN_ELSEWHERE}
     own = limit, metadata, columns, folded.mergeable, others, folded.sized, quantised, fixed.bounds if fixed else {}

@@ -144,7 +144,9 @@ def _reshaped(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> t
     """The last node of a product and its shape: the rows of a Gemm may be reshaped back into sequences."""
     user = view.only_user(node.output[0])
     out = view.shape_of(node.output[0])
-    if user is None or user.op_type != "Reshape" or view.shape_of(user.output[0])[-1] != out[-1]:
+    if user is None or user.op_type != "Reshape" or view.matches.is_inner(user):
+        return node, out
+    if view.shape_of(user.output[0])[-1] != out[-1]:
         return node, out
     builder.take([user])
     return user, view.shape_of(user.output[0])

@@ -212,7 +212,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def client_shape(self, port: Port) -> tuple[int, ...]:
         """The shape of an input or output with -1 for whatever varies."""
-        shape = tuple(dim or -1 for dim in port.shape)
+        shape = tuple(dim if dim > 0 else -1 for dim in port.shape)
         return shape if self.dimension is None else self.dimension.client_shape(port.name, shape)
 
     @property

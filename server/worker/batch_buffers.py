@@ -22,7 +22,7 @@ _MEMBER_BYTES, _NO_SLOT, _NO_BATCH = 8, -1, -2
 
 
 class BatchBuffers:
-    """Buffers for one batch of a tenant in a worker's own memory; every input and output has a row for each sample.
+    """Buffers for one batch of a tenant in a worker's own memory; every input and output has rows for each sample.
 
     `members` are those of an order, packed::
 
@@ -44,11 +44,10 @@ class BatchBuffers:
 
     def inputs(self, samples: int) -> list[NDArray[Any]]:
         """In the order of `Manifest.input_tensors`, each cut to this many samples."""
-        fields = self._pool.regions[self._tenant].inputs
-        return [a[: f.shape_at(samples)[0]] for a, f in zip(self._inputs, fields, strict=True)]
+        return _cut(self._inputs, self._pool.regions[self._tenant].inputs, samples)
 
     def outputs(self, samples: int) -> list[NDArray[Any]]:
-        return [array[:samples] for array in self._outputs]
+        return _cut(self._outputs, self._pool.regions[self._tenant].outputs, samples)
 
     def gather(self, members: bytes) -> None:
         """Copy the inputs of all members from their slots.
@@ -77,6 +76,10 @@ class BatchBuffers:
         if samples == _NO_BATCH:
             raise ValueError(f"expected a batch of at most {self._max_samples} samples, got {unpack_members(members)}")
         return samples
+
+
+def _cut(arrays: Sequence[NDArray[Any]], fields: Sequence[TensorField], samples: int) -> list[NDArray[Any]]:
+    return [array[: field.shape_at(samples)[0]] for array, field in zip(arrays, fields, strict=True)]
 
 
 @cache

@@ -68,6 +68,12 @@ class Net:
         self.nodes.append(helper.make_node(op, names, [name], name=name, **attributes))
         return name
 
+    def split(self, whole: str, count: int, axis: int) -> list[str]:
+        """Equal pieces of a tensor."""
+        names = [f"Split{len(self.nodes)}/{i}" for i in range(count)]
+        self.nodes.append(helper.make_node("Split", [whole], names, name=names[0], axis=axis))
+        return names
+
     def constant(self, value: Any) -> str:
         name = f"c{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.asarray(value), name))

@@ -30,7 +30,8 @@ def keep_apart(
     """Refuse row numbers of the batch as anything but indices: a query's answer must not depend on its neighbours.
 
     Returns False where an index is computed from row numbers and from what clients give: `row * length + id` reads
-    another sample's row for an id beyond the length.
+    another sample's row for an id beyond the length; or where rows of a sample may not lie side by side in an output
+    that has several for each sample.
     """
     mergeable = True
     numbers = {n.output[0] for n in nodes if n.op_type == ROWS and _counts(values[n.output[0]], constants[n.input[0]])}
@@ -50,7 +51,15 @@ def keep_apart(
         raise ModelError(
             f"{path}: output {found[0]!r} holds numbers of the batch's rows; expected them as indices alone"
         )
-    return mergeable
+    return mergeable and all(_keeps_samples(name, nodes, values) for name in outputs if name in values)
+
+
+def _keeps_samples(output: str, nodes: Sequence[onnx.NodeProto], values: Mapping[str, TensorSpec]) -> bool:
+    """Whether the rows of each sample lie side by side, if an output's first dimension is several times the batch."""
+    if not values[output].shape or values[output].shape[0] >= -1:
+        return True
+    [maker] = [node for node in nodes if output in node.output]
+    return maker.op_type in ("Reshape", "Flatten") and values[maker.input[0]].shape[:1] == (-1,)
 
 
 def _joins_coordinates(node: onnx.NodeProto, nodes: Sequence[onnx.NodeProto]) -> bool:

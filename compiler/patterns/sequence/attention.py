@@ -19,9 +19,10 @@ from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.graph.parameters.sequence import AttentionParameters
 from veltair.compiler.onnx.node_attributes import attribute, product_of
 from veltair.compiler.patterns.matmul import DenseLayer, multiplies_in_bf16
+from veltair.compiler.patterns.sequence.head_rows import HeadRows, find_head_rows, only_read_inside
 from veltair.compiler.patterns.sequence.nan_guard import is_kept, match_nan_guard
 
-SPLIT, SPLIT_TRANSPOSED = [0, 2, 1, 3], [0, 2, 3, 1]  # (image, token, head, d) to heads first
+MERGE = [0, 2, 1, 3]  # (image, head, token, d) to tokens first
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,12 @@ class JoinedProjections:
 class AttentionMatch:
     """The nodes of an attention, from its split heads to its merged rows.
 
-    >>> AttentionMatch(("q", "k", "v"), 12, 0.125, "", "rows", (), ()).heads
+    >>> query, key, value = (HeadRows("qkv", 2304, i * 768, ()) for i in range(3))
+    >>> AttentionMatch((query, key, value), 12, 0.125, "", "rows", (), ()).heads
     12
     """
 
-    sources: tuple[str, str, str]  # Q, K, V as rows of heads side by side
+    sources: tuple[HeadRows, HeadRows, HeadRows]  # where Q, K and V lie
     heads: int
     scale: float
     mask: str  # what is added to the scores; empty where nothing is
@@ -113,11 +115,15 @@ def attention(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
         inputs = [builder.tensor(_joined_name(found.projections))]
         places = tuple((0, i * width) for i in range(3))
     else:
-        inputs = [builder.rows(name) for name in found.sources]
-        inputs = [builder.reshape(x, (product_of(x.shape[:2]), width)) for x in inputs]
-        if len({x.dtype for x in inputs}) > 1:
-            inputs = [builder.to_bf16(x) for x in inputs]
-        places = tuple((i, 0) for i in range(3))
+        counts = (images * tokens, images * keys, images * keys)
+        sides = [
+            builder.reshape(builder.rows(side.source), (count, side.width))
+            for side, count in zip(found.sources, counts, strict=True)
+        ]
+        if len({side.dtype for side in sides}) > 1:
+            sides = [builder.to_bf16(side) for side in sides]
+        inputs = list(dict.fromkeys(sides))
+        places = tuple((inputs.index(x), side.column) for x, side in zip(sides, found.sources, strict=True))
     weights: dict[str, NDArray[Any]] = {}
     if found.mask and found.mask in view.constants:
         mask = view.constants[found.mask]
@@ -160,7 +166,7 @@ def _match_attention(
         return None
     before = _match_scores(softmax.input[0], view)
     merge = view.only_user(mix.output[0])
-    if before is None or merge is None or merge.op_type != "Transpose" or attribute(merge, "perm", []) != SPLIT:
+    if before is None or merge is None or merge.op_type != "Transpose" or attribute(merge, "perm", []) != MERGE:
         return None
     product, scale, mask, inner = before
     merged = view.only_user(merge.output[0])
@@ -175,23 +181,27 @@ def _match_attention(
     if guard and not is_kept(mask, view):
         return None
     (query, query_scale, *query_nodes), (key, key_scale, *key_nodes) = (_unscale(name, view) for name in product.input)
+    if [view.shape_of(name) for name in (query, key, mix.input[1])] != [
+        (images, heads, shape[2], width),
+        (images, heads, width, shape[3]),
+        (images, heads, shape[3], width),
+    ]:
+        return None
     sides = [
-        _match_split_heads(query, (SPLIT,), heads, view),
-        _match_split_heads(key, (SPLIT_TRANSPOSED,), heads, view),
-        _match_split_heads(mix.input[1], (SPLIT,), heads, view),
+        find_head_rows(query, view),
+        find_head_rows(key, view, turned=True),
+        find_head_rows(mix.input[1], view),
     ]
-    if any(side is None for side in sides):
+    found = [side for side in sides if side is not None and side.column % 16 == 0]
+    if len(found) < 3:
         return None
-    found = [side for side in sides if side is not None]
-    sources = (found[0][0], found[1][0], found[2][0])
-    if any(len(view.shape_of(name)) != 3 or view.shape_of(name)[-1] != heads * width for name in sources):
-        return None
-    split = (node for side in found for node in side[1])
-    nodes = (*inner, product, softmax, *guard, merge, merged, *query_nodes, *key_nodes, *split)
+    sources = (found[0], found[1], found[2])
+    core = (*inner, product, softmax, *guard, merge, merged, *query_nodes, *key_nodes)
+    views = only_read_inside((node for side in sources for node in side.nodes), (*core, mix), view)
+    nodes = (*core, *views)
     scale *= query_scale * key_scale
-    return AttentionMatch(
-        sources, heads, scale, mask, merged.output[0], nodes, _match_projections(sources, nodes, view)
-    )
+    joined = _match_projections(sources, nodes, view) if {side.width for side in sources} == {heads * width} else ()
+    return AttentionMatch(sources, heads, scale, mask, merged.output[0], nodes, joined)
 
 
 def _match_scores(name: str, view: ModelView) -> tuple[onnx.NodeProto, float, str, list[onnx.NodeProto]] | None:
@@ -243,31 +253,14 @@ def _broadcasts(mask: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return len(padded) == 4 and padded[3] == shape[3] and all(m in (1, s) for m, s in zip(padded, shape, strict=True))
 
 
-def _match_split_heads(
-    name: str, orders: tuple[list[int], ...], heads: int, view: ModelView
-) -> tuple[str, tuple[onnx.NodeProto, ...]] | None:
-    """The rows (image, token, heads * d) that a tensor of heads is split from, and the nodes between."""
-    transpose = view.makers.get(name)
-    if transpose is None or transpose.op_type != "Transpose" or attribute(transpose, "perm", []) not in orders:
-        return None
-    reshape = view.makers.get(transpose.input[0])
-    if reshape is None or reshape.op_type != "Reshape" or view.shape_of(reshape.output[0])[2] != heads:
-        return None
-    if view.only_user(name) is None or view.only_user(reshape.output[0]) is None:
-        return None
-    if view.shape_of(reshape.output[0])[:2] != view.shape_of(reshape.input[0])[:2]:
-        return None
-    return reshape.input[0], (transpose, reshape)
-
-
 def _match_projections(
-    sources: tuple[str, ...], inner: tuple[onnx.NodeProto, ...], view: ModelView
+    sources: tuple[HeadRows, ...], inner: tuple[onnx.NodeProto, ...], view: ModelView
 ) -> tuple[Projection, ...]:
     """The three dense layers that make the sources, if one product can replace them; else none."""
     found = []
-    for name in sources:
-        add = view.makers.get(name)
-        if add is None or add.op_type != "Add" or view.only_user(name) is None:
+    for name in (side.source for side in sources):
+        add, reader = view.makers.get(name), view.only_user(name)
+        if add is None or add.op_type != "Add" or not any(reader is node for node in inner):
             return ()
         bias = next((i for i in add.input if i in view.constants), "")
         product = view.makers.get(next((i for i in add.input if i != bias), ""))

@@ -20,7 +20,9 @@ def channels_last(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) 
     if node.op_type == "Reshape":
         user = view.only_user(node.output[0])
         shape = view.shape_of(node.output[0])
-        if user is None or user.op_type != "Transpose" or len(shape) != 5 or shape[3:] != x.shape[2:]:
+        if user is None or user.op_type != "Transpose" or view.matches.is_inner(user):
+            return False
+        if len(shape) != 5 or shape[3:] != x.shape[2:]:
             return False
         last, order = user, [0, 3, 4, 1, 2]
     if list(attribute(last, "perm", [])) != order or x.block < view.block:

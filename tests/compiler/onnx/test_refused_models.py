@@ -176,7 +176,7 @@ def test_an_asked_batch_below_one(tmp_path: Path) -> None:
 
 def test_a_dimension_that_grows_otherwise_is_refused(tmp_path: Path) -> None:
     square = model([node("Transpose", "x", "t"), node("MatMul", "x t", "m")], [port("x", ["n", 4])], [port("m", None)])
-    refuse(tmp_path, square, "'m' has shape .-1, -1.; expected the batch alone")
+    refuse(tmp_path, square, "'m' has shape .-1, -1., where -k is k times the batch")
     ragged = model([node("Concat", "x w", "y", axis=0)], [port("x", ["n", 4])], [port("y", None)])
     refuse(tmp_path, ragged, "'y': a dimension grows with the batch, but not in proportion")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tensor_pools import new_pool
@@ -57,3 +58,18 @@ def test_a_batch_gathers_what_each_slot_was_last_given(artifacts: Path) -> None:
         assert names.strings().tolist() == [name for query in queries for name in query[0]]
         assert texts.strings().tolist() == [text for query in queries for text in query[1]]
         assert ids.values.ravel().tolist() == [id_ for query in queries for id_ in query[2]]
+
+
+@pytest.mark.slow
+def test_an_output_may_have_several_rows_for_each_sample(artifacts: Path) -> None:
+    plain = load_artifact(artifacts / "mlp").manifest
+    [port] = plain.outputs
+    manifest = msgspec.structs.replace(plain, outputs=(msgspec.structs.replace(port, shape=(-8, 1)),))
+    assert manifest.client_shape(manifest.outputs[0]) == (-1, 1)
+    pool = new_pool([manifest], 2)
+    batch = BatchBuffers(pool, 0, manifest)
+    [rows] = batch.outputs(3)
+    rows[:, 0] = np.arange(24)
+    batch.scatter(Members.of([(0, 1), (1, 2)]).packed)
+    [first], [second] = (pool.outputs(0, slot, count) for slot, count in ((0, 1), (1, 2)))
+    assert np.concatenate([first, second])[:, 0].tolist() == [*range(24)]
