@@ -30,6 +30,7 @@ from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.kernels.fallback.fallback_import import FallbackImporter
 from veltair.compiler.onnx import onnx_model
+from veltair.compiler.onnx.bags.bag_inputs import BagRoom
 from veltair.compiler.onnx.fixed_extent import FixedExtent
 from veltair.compiler.onnx.folding.sized_outputs import OutputRoom, client_ports
 from veltair.compiler.onnx.onnx_model import OnnxModel
@@ -93,6 +94,7 @@ class Compilation(Lowering):
     name: str
     max_batch: int | None  # of a dynamic batch; None: as the file says
     output_room: OutputRoom  # elements for each sample of an output whose extents values decide
+    bag_room: BagRoom  # ids of a bag where bags differ in length
     fixed: FixedExtent | None = None  # of a dimension beside the batch that the file leaves open
     description: Path | None  # a feature description
     qos_ns: int | None  # the latency target that was asked for
@@ -117,7 +119,8 @@ class Compilation(Lowering):
 
 def import_model(c: Compilation) -> None:
     """Read the ONNX file, check it, simplify it, and infer every shape."""
-    c.model = onnx_model.load_model(c.onnx, c.max_batch, fallback=c.fallback, output_room=c.output_room, fixed=c.fixed)
+    rooms = {"output_room": c.output_room, "bag_room": c.bag_room}
+    c.model = onnx_model.load_model(c.onnx, c.max_batch, fallback=c.fallback, fixed=c.fixed, **rooms)
 
 
 def join_features(compilation: Compilation) -> None:
@@ -208,6 +211,7 @@ def write_manifest(compilation: Compilation) -> None:
         features=tuple(sorted(c.isa)),
         max_batch=graph.max_batch,
         mergeable=c.model.mergeable,
+        ragged=c.model.ragged,
         batches=c.batches,
         levels=c.latency_tables.levels,
         level_sources=c.latency_tables.sources,

@@ -46,6 +46,10 @@ class RaggedInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The client's inputs with a number for each id."""
         return (self.ids, *self.weights)
 
+    def open_extents(self, max_batch: int) -> dict[str, tuple[int, int]]:
+        """The least and the greatest extent of the client's inputs, of those with an extent of 0 in their shapes."""
+        return dict.fromkeys(self.flat, (0, self.room * max_batch)) | {self.bounds: (2, max_batch + 1)}
+
     def to_rows(self, model: str, values: Mapping[str, Any]) -> dict[str, Array]:
         """What kernels read, of a client's inputs by name. Raises RequestError for bags that are not in the ids."""
         ids = np.asarray(values[self.ids])
@@ -99,12 +103,20 @@ class RaggedInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return lengths
 
 
-def all_to_rows(model: str, ragged: Sequence[RaggedInput], values: Mapping[str, Value]) -> dict[str, Value | Array]:
-    """A query's inputs as kernels read them. Raises RequestError as `RaggedInput.to_rows`."""
+def all_to_rows(
+    model: str, ragged: Sequence[RaggedInput], values: Mapping[str, Value], batch: int
+) -> dict[str, Value | Array]:
+    """A query's inputs as kernels read them. Raises RequestError as `RaggedInput.to_rows`, and where there are not as
+    many bags as samples. `batch`: the samples of other inputs; 0: they do not say."""
     given = {name for each in ragged for name in (*each.flat, each.bounds)}
     found: dict[str, Value | Array] = {name: value for name, value in values.items() if name not in given}
     for each in ragged:
-        found |= each.to_rows(model, values)
+        rows = each.to_rows(model, values)
+        bags = len(rows[each.lengths])
+        batch = batch or bags
+        if bags != batch:
+            raise RequestError(f"{model}: input {each.bounds!r} has {bags} bags, other inputs have {batch} samples")
+        found |= rows
     return found
 
 

@@ -47,14 +47,15 @@ def give_bags_rows(proto: onnx.ModelProto, room: BagRoom, path: Path) -> BagInpu
     opset = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=0)
     graph = proto.graph
     bags = [bag for bag in find_bags(graph) if _takes(bag, graph)] if opset >= LEAST_OPSET else []
-    if not bags:
-        return BagInputs()
     inputs = {value.name: value for value in graph.input}
     grouped: dict[str, list[ExportedBags]] = {}
     for bag in bags:
         grouped.setdefault(bag.ids, []).append(bag)
     if unknown := room.keys() - grouped.keys() - {""}:
-        raise ModelError(f"{path}: no bags of ids {sorted(unknown)[0]!r} to give room; found {', '.join(grouped)}")
+        found = ", ".join(grouped) or "none"
+        raise ModelError(f"{path}: no bags of ids {sorted(unknown)[0]!r} to give room; the bags found are of: {found}")
+    if not bags:
+        return BagInputs()
     ragged = tuple(_ragged(ids, each, inputs, room, path) for ids, each in grouped.items())
     names = [name for each in ragged for name in each.flat]
     if twice := [name for name in names if names.count(name) > 1 or name in {each.bounds for each in ragged}]:
