@@ -38,7 +38,7 @@ from veltair.compiler.patterns import by_operator
 from veltair.compiler.patterns.recommendation.feature_columns import round_columns
 from veltair.compiler.stitch.regions import import_region
 from veltair.compiler.timing.latency_tables import LatencyTables
-from veltair.compiler.timing.measure import Bounds, Meter
+from veltair.compiler.timing.measure import Meter
 from veltair.compiler.tuning import code_versions
 from veltair.compiler.tuning.code_versions import TunedVersion
 from veltair.compiler.tuning.frontier import Candidate
@@ -119,8 +119,9 @@ class Compilation(Lowering):
 
 def import_model(c: Compilation) -> None:
     """Read the ONNX file, check it, simplify it, and infer every shape."""
-    rooms = {"output_room": c.output_room, "bag_room": c.bag_room}
-    c.model = onnx_model.load_model(c.onnx, c.max_batch, fallback=c.fallback, fixed=c.fixed, **rooms)
+    c.model = onnx_model.load_model(
+        c.onnx, c.max_batch, fallback=c.fallback, output_room=c.output_room, fixed=c.fixed, bag_room=c.bag_room
+    )
 
 
 def join_features(compilation: Compilation) -> None:
@@ -174,7 +175,7 @@ def search_candidates(compilation: Compilation) -> None:
         cpu=c.environment.cpu,
         precision=c.precision,
         batch=c.batches[len(c.batches) // 2],
-        bounds=_id_bounds(graph, c.features),
+        bounds=graph.id_bounds(c.features.bounds if c.features else {}),
         spaces=SPACES,
     )
     c.candidates = search(graph.layers, c.store, c.meter, c.setting, c.trials, c.progress, c.scratch, c.cache)
@@ -295,10 +296,3 @@ def batch_sizes(max_batch: int, limit: int = MAX_SIZES) -> tuple[int, ...]:
     if len(sizes) <= limit:
         return tuple(sizes)
     return tuple(sizes[i] for i in np.linspace(0, len(sizes) - 1, limit).round().astype(int))
-
-
-def _id_bounds(graph: LayerGraph, features: FeatureModel | None) -> Bounds:
-    """The least and greatest id of each activation that holds ids, both inclusive."""
-    known = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}
-    known |= features.bounds if features else {}
-    return known | {view: known[base] for view, base in graph.views.items() if base in known}

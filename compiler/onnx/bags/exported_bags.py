@@ -55,7 +55,11 @@ def find_bags(graph: onnx.GraphProto) -> Iterator[ExportedBags]:
             ends_early = given[1] not in ("", ONE) or results[0] not in (ONE, body.input[1].name)
             found = None if ends_early else _scanned(node.output[0], given[0], body.input[0].name, results[1])
         elif len(node.output) == 2 and len(given) == 4 and len(body.input) == 4 and len(results) == 3:
-            found = _collected(joined.get(node.output[1]), given, [value.name for value in body.input], results)
+            names, outputs = [value.name for value in body.input], list(node.output)
+            if given[3] == ZERO:  # the number of the bag behind what is collected
+                given[2:], names[2:], results[1:] = given[:1:-1], names[:1:-1], results[:0:-1]
+                outputs.reverse()
+            found = _collected(joined.get(outputs[1]), given, names, results)
         else:
             continue
         if found is not None:
