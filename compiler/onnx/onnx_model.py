@@ -107,7 +107,9 @@ def load_model(
     _name_nodes(proto)
     bags = give_bags_rows(proto, bag_room or {}, path)
     if fixed and bags.ragged:
-        raise ModelError(f"{path}: has bags that differ in length; expected no dimension beside the batch, {fixed.name}")
+        raise ModelError(
+            f"{path}: has bags that differ in length; expected no dimension beside the batch, {fixed.name}"
+        )
     stored = extract_quantised_tables(proto, path, frozenset(TEXTUAL))
     columns = extract_columns(proto, path)
     domains = {*STANDARD, *(RUN_ELSEWHERE if fallback else ())}

@@ -130,7 +130,7 @@ def _ragged(m: Manifest) -> Iterator[str]:
             return
         ids, bags = ports[each.ids], ports[each.ids].shape[0]
         wanted = {each.ids: (ids.dtype, (bags, each.room)), each.lengths: ("int64", (bags, 1, 1))}
-        wanted |= {name: ("float32", (bags, each.room, 1)) for name in each.weights}
+        wanted |= dict.fromkeys(each.weights, ("float32", (bags, each.room, 1)))
         integers = {ids.dtype, each.bounds_dtype} <= {"int32", "int64"}
         if not integers or any((ports[name].dtype, ports[name].shape) != kind for name, kind in wanted.items()):
             yield f"bags of {each.ids}: its inputs are not of {each.room} ids each, their lengths and weights"

@@ -110,7 +110,9 @@ def _ragged(
     """All bags of one tensor of ids."""
     ways = {(bag.bounds, bag.form) for bag in bags}
     if len(ways) > 1:
-        raise ModelError(f"{path}: input {ids!r} is cut into bags in two ways, by {' and by '.join(n for n, _ in ways)}")
+        raise ModelError(
+            f"{path}: input {ids!r} is cut into bags in two ways, by {' and by '.join(n for n, _ in ways)}"
+        )
     bounds, form = ways.pop()
     weights = tuple(dict.fromkeys(bag.weights for bag in bags if bag.weights))
     dtype = type_name(inputs[bounds].type.tensor_type.elem_type)
@@ -196,4 +198,3 @@ def _bags(ragged: RaggedInput, given: Sequence[onnx.ValueInfoProto]) -> int | st
     if dim.HasField("dim_value"):
         return int(dim.dim_value) - (ragged.form == "ends")
     return dim.dim_param or "bags"
-

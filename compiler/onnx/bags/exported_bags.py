@@ -135,11 +135,21 @@ def _collected(
     match row:
         case ("ReduceSum", ("Slice", rows, from_, to), 1):
             pass
-        case ("If", ("Equal", number, ("Sub", last, (_, (1,)))), of_last, ("ReduceMean", ("Slice", rows, from_, to), 1)):
+        case (
+            "If",
+            ("Equal", number, ("Sub", last, (_, (1,)))),
+            of_last,
+            ("ReduceMean", ("Slice", rows, from_, to), 1),
+        ):
             mean = True
             total = ("ReduceSum", ("Slice", rows, from_, to), 1)
             match of_last:
-                case ("If", ("Greater", ("Sub", ("Shape", str()), since), (_, (0,))), ("Div", sum_, ("Cast", count)), other):
+                case (
+                    "If",
+                    ("Greater", ("Sub", ("Shape", str()), since), (_, (0,))),
+                    ("Div", sum_, ("Cast", count)),
+                    other,
+                ):
                     whole = count == of_last[1][1] and since == begin and sum_ == other == total
                 case _:
                     whole = False

@@ -159,7 +159,11 @@ LIES: list[tuple[str, dict[str, Any], str]] = [
     ("lengths", {"ids": IDS, "lengths": [1, 1]}, "adds up to 2; 'ids' has 3 ids"),
     ("lengths", {"ids": IDS, "lengths": [4, -1]}, r"'lengths' has 4 at \[0\]"),
     ("lengths", {"ids": IDS, "lengths": [3, 3, 3, 3]}, "adds up to 12"),
-    ("weighted", {"ids": IDS, "offsets": [0], "weights": np.ones(2, np.float32)}, "'weights' has 2 values, 'ids' has 3"),
+    (
+        "weighted",
+        {"ids": IDS, "offsets": [0], "weights": np.ones(2, np.float32)},
+        "'weights' has 2 values, 'ids' has 3",
+    ),
     (
         "ranker",
         ranked(np.array([[2, 1], [1, 1]]), np.random.default_rng(0)) | {"tags": IDS, "tag_offsets": np.array([0])},
