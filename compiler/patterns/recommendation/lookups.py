@@ -55,6 +55,10 @@ def find_lookups(view: ModelView) -> Matches:
             found = _match_triples(node, view)
         if found is not None:
             matches.add(node, found, found.inner)
+    for node in reversed(view.nodes):  # what several bags of the same ids have in common
+        users = view.users_of(node.output[0]) if node.op_type in ("Less", "Cast", "Max") else ()
+        if users and all(map(matches.is_inner, users)) and node.output[0] not in view.output_names:
+            matches.add_inner([node])
     return matches
 
 
@@ -122,8 +126,6 @@ def _match_ragged_sum(node: NodeProto, view: ModelView, keepdims: int = 0) -> Lo
         return None
     if places.shape != (1, ids.shape[1], 1) or (places.reshape(-1) != np.arange(ids.shape[1])).any():
         return None
-    if view.only_user(condition) is not None:  # tensors of bags alike may share it
-        inner.append(less)
     family, inputs = LookupFamily.RAGGED_BAG, (ids.name, lengths, *weights)
     return LookupMatch(inputs, (gather.input[0],), family, (gather, *inner), reduce=Reduction.SUM)
 
@@ -142,10 +144,7 @@ def _match_ragged_mean(node: NodeProto, view: ModelView) -> LookupMatch | None:
     one = view.constants.get(least)
     if one is None or one.size != 1 or one.reshape(-1)[0] != 1 or reduced_axes(node, view.constants) not in ([1], [-2]):
         return None
-    own = [mean, total]
-    if view.only_user(count.output[0]) is not None and view.only_user(some.output[0]) is not None:
-        own += [count, some]
-    return replace(found, inner=(*found.inner, *own), reduce=Reduction.MEAN)
+    return replace(found, inner=(*found.inner, mean, total), reduce=Reduction.MEAN)
 
 
 def _match_messages(node: NodeProto, view: ModelView) -> LookupMatch | None:

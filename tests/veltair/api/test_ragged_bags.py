@@ -22,8 +22,12 @@ from ragged_models import EXPORTERS, ROOM, bags, exported, ranked, scores, sessi
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 import veltair
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.verify import verify
 from veltair.errors import ModelError, RequestError
+from veltair.loadgen.client import TensorMetadata
+from veltair.loadgen.model_config import build_metadata
+from veltair.loadgen.payloads import draw_payloads
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.artifact.consistency import find_inconsistency
 
@@ -79,7 +83,7 @@ def test_any_bags_in_process(folder: Path, name: str) -> None:
         check()
 
 
-def test_ids_in_int32_and_empty_bags_alone(folder: Path) -> None:
+def test_empty_bags_alone(folder: Path) -> None:
     with veltair.load(folder / "lengths", threads=1) as model:
         nothing = {"ids": np.zeros(0, np.int64), "lengths": np.zeros(2, np.int64)}
         expected = scores(onnx.load(folder / "lengths.onnx"), "lengths", nothing, nothing["lengths"])
@@ -91,8 +95,6 @@ def test_ids_in_int32_and_empty_bags_alone(folder: Path) -> None:
 def test_other_forms_are_found(kind: str, exporter: str, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(exported(f"{kind}.{exporter}"), path)
-    from veltair.compiler.onnx.onnx_model import load_model
-
     model = load_model(path, MAX_BATCH, bag_room={"ids": 3})
     assert [(port.name, port.shape) for port in model.inputs] == [("ids", (-1, 3)), ("ids/lengths", (-1, 1, 1))]
     assert model.mergeable
@@ -201,18 +203,21 @@ def test_a_plain_json_body(daemon: veltair.Daemon) -> None:
 
 
 def test_random_payloads_fit(daemon: veltair.Daemon) -> None:
-    from veltair.loadgen.model_config import build_metadata
-    from veltair.loadgen.payloads import draw_payloads
+    def told(path: str) -> Any:
+        with urllib.request.urlopen(f"http://{daemon.http}/v2/models/{path}") as answer:
+            return json.load(answer)
 
     with veltair.Client(f"grpc://{daemon.grpc}") as client:
         for name in MODELS:
-            meta = client.describe(name)
-            assert build_metadata and meta.bags
+            inputs = [TensorMetadata(i["name"], i["datatype"], tuple(i["shape"])) for i in told(name)["inputs"]]
+            parameters = {key: value["string_value"] for key, value in told(f"{name}/config")["parameters"].items()}
+            meta = build_metadata(name, inputs, parameters)
+            assert meta.bags
             for payload in draw_payloads(meta, (1, MAX_BATCH), np.random.default_rng(0)):
                 assert np.isfinite(client.infer(name, payload).outputs["y"]).all()
 
 
-def test_what_is_none_of_these_is_refused_or_left_to_onnx_runtime(tmp_path: Path) -> None:
+def test_what_is_none_of_these_is_refused(tmp_path: Path) -> None:
     proto = exported("ranker.torchscript")
     proto.graph.output.append(onnx.helper.make_tensor_value_info("more", onnx.TensorProto.INT64, ["clicks_n"]))
     proto.graph.node.append(onnx.helper.make_node("Neg", ["clicks"], ["more"], name="negated"))
