@@ -8,7 +8,7 @@ common with every other input: queries are merged row after row, as they are, an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from veltair.errors import RequestError
 
 Array: TypeAlias = NDArray[Any]
-Value = TypeVar("Value")
 # offsets: where each bag begins; ends: these, and the end of the last one; lengths: how many ids each bag has
 BagForm: TypeAlias = Literal["offsets", "ends", "lengths"]
 
@@ -103,13 +102,11 @@ class RaggedInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return lengths
 
 
-def all_to_rows(
-    model: str, ragged: Sequence[RaggedInput], values: Mapping[str, Value], batch: int
-) -> dict[str, Value | Array]:
+def all_to_rows(model: str, ragged: Sequence[RaggedInput], values: Mapping[str, Any], batch: int) -> dict[str, Any]:
     """A query's inputs as kernels read them. Raises RequestError as `RaggedInput.to_rows`, and where there are not as
     many bags as samples. `batch`: the samples of other inputs; 0: they do not say."""
     given = {name for each in ragged for name in (*each.flat, each.bounds)}
-    found: dict[str, Value | Array] = {name: value for name, value in values.items() if name not in given}
+    found = {name: value for name, value in values.items() if name not in given}
     for each in ragged:
         rows = each.to_rows(model, values)
         bags = len(rows[each.lengths])

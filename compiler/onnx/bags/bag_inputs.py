@@ -94,7 +94,7 @@ def _takes(bag: ExportedBags, graph: onnx.GraphProto) -> bool:
     table = constants.get(bag.table)
     if table is None or len(table.dims) != 2 or table.data_type != TensorProto.FLOAT:
         return False
-    kinds = {bag.ids: ("int64", "int32"), bag.bounds: ("int64", "int32")}
+    kinds: dict[str, tuple[str, ...]] = {bag.ids: ("int64", "int32"), bag.bounds: ("int64", "int32")}
     kinds |= {bag.weights: ("float32",)} if bag.weights else {}
     for name, kind in kinds.items():
         tensor = inputs.get(name)

@@ -202,4 +202,4 @@ def _of_bounds(
             found = offsets, "offsets"
         case _:
             return None
-    return ExportedBags(output, table, ids, *found, weights, mean=mean, empty=empty)
+    return ExportedBags(output, table, ids, found[0], found[1], weights, mean=mean, empty=empty)
