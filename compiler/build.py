@@ -11,6 +11,7 @@ from rich.progress import Progress
 from veltair.compiler.dimension_plan import Bounds, DimensionPlan, plan_dimension
 from veltair.compiler.embedding.table_storage import TableStorage
 from veltair.compiler.joined_buckets import JoinedBuckets
+from veltair.compiler.onnx.bags.bag_inputs import BagRoom
 from veltair.compiler.onnx.fixed_extent import FixedExtent
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM
 from veltair.compiler.phase_dump import PhaseDump
@@ -42,6 +43,7 @@ def compile_model(
     tables: Storage = "fp32",
     fallback: bool = True,
     output_room: int = OUTPUT_ROOM,
+    bag_room: BagRoom | None = None,
     dimension: Bounds | None = None,
     progress: Progress | None = None,
     store: RecordStore | None = None,
@@ -66,6 +68,7 @@ def compile_model(
         fallback: whether ONNX Runtime may run what nothing of ours computes.
         output_room: elements for each sample of an output whose extents values decide; larger ones are refused when
             the model is served.
+        bag_room: ids of a bag, at most, where bags differ in length (`bag_inputs`).
         dimension: the name of one that the file leaves open beside the batch, and its bounds (`dimension_plan`).
         store: tuning records; the shipped ones and the user's by default.
         cache: objects and times of earlier compiles; by default none are used, and none kept.
@@ -91,6 +94,7 @@ def compile_model(
                 storage=TableStorage(tables, Path(scratch)),
                 fallback=fallback,
                 output_room=plan.output_room if plan else output_room,
+                bag_room=bag_room or {},
                 fixed=fixed,
                 onnx=onnx,
                 name=name or onnx.stem,

@@ -30,6 +30,7 @@ from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.kernels.fallback.fallback_import import FallbackImporter
 from veltair.compiler.onnx import onnx_model
+from veltair.compiler.onnx.bags.bag_inputs import BagRoom
 from veltair.compiler.onnx.fixed_extent import FixedExtent
 from veltair.compiler.onnx.folding.sized_outputs import OutputRoom, client_ports
 from veltair.compiler.onnx.onnx_model import OnnxModel
@@ -37,7 +38,7 @@ from veltair.compiler.patterns import by_operator
 from veltair.compiler.patterns.recommendation.feature_columns import round_columns
 from veltair.compiler.stitch.regions import import_region
 from veltair.compiler.timing.latency_tables import LatencyTables
-from veltair.compiler.timing.measure import Bounds, Meter
+from veltair.compiler.timing.measure import Meter
 from veltair.compiler.tuning import code_versions
 from veltair.compiler.tuning.code_versions import TunedVersion
 from veltair.compiler.tuning.frontier import Candidate
@@ -93,6 +94,7 @@ class Compilation(Lowering):
     name: str
     max_batch: int | None  # of a dynamic batch; None: as the file says
     output_room: OutputRoom  # elements for each sample of an output whose extents values decide
+    bag_room: BagRoom  # ids of a bag where bags differ in length
     fixed: FixedExtent | None = None  # of a dimension beside the batch that the file leaves open
     description: Path | None  # a feature description
     qos_ns: int | None  # the latency target that was asked for
@@ -117,7 +119,9 @@ class Compilation(Lowering):
 
 def import_model(c: Compilation) -> None:
     """Read the ONNX file, check it, simplify it, and infer every shape."""
-    c.model = onnx_model.load_model(c.onnx, c.max_batch, fallback=c.fallback, output_room=c.output_room, fixed=c.fixed)
+    c.model = onnx_model.load_model(
+        c.onnx, c.max_batch, fallback=c.fallback, output_room=c.output_room, fixed=c.fixed, bag_room=c.bag_room
+    )
 
 
 def join_features(compilation: Compilation) -> None:
@@ -171,7 +175,7 @@ def search_candidates(compilation: Compilation) -> None:
         cpu=c.environment.cpu,
         precision=c.precision,
         batch=c.batches[len(c.batches) // 2],
-        bounds=_id_bounds(graph, c.features),
+        bounds=graph.id_bounds(c.features.bounds if c.features else {}),
         spaces=SPACES,
     )
     c.candidates = search(graph.layers, c.store, c.meter, c.setting, c.trials, c.progress, c.scratch, c.cache)
@@ -208,6 +212,7 @@ def write_manifest(compilation: Compilation) -> None:
         features=tuple(sorted(c.isa)),
         max_batch=graph.max_batch,
         mergeable=c.model.mergeable,
+        ragged=c.model.ragged,
         batches=c.batches,
         levels=c.latency_tables.levels,
         level_sources=c.latency_tables.sources,
@@ -291,10 +296,3 @@ def batch_sizes(max_batch: int, limit: int = MAX_SIZES) -> tuple[int, ...]:
     if len(sizes) <= limit:
         return tuple(sizes)
     return tuple(sizes[i] for i in np.linspace(0, len(sizes) - 1, limit).round().astype(int))
-
-
-def _id_bounds(graph: LayerGraph, features: FeatureModel | None) -> Bounds:
-    """The least and greatest id of each activation that holds ids, both inclusive."""
-    known = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}
-    known |= features.bounds if features else {}
-    return known | {view: known[base] for view, base in graph.views.items() if base in known}

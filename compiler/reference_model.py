@@ -17,6 +17,7 @@ from veltair.errors import ModelError
 from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.profiles.artifact.output_layout import write_tensors
+from veltair.profiles.artifact.ragged_inputs import all_to_ragged
 from veltair.profiles.artifact.strings import Strings
 
 Arrays = list[NDArray[Any]]
@@ -48,7 +49,8 @@ class ReferenceModel:
 
     def outputs(self, feeds: Mapping[str, NDArray[Any]], raw: Mapping[str, RawValues], batch: int) -> Arrays:
         """What `Manifest.output_tensors` hold. `raw`: the features that its other inputs are computed from."""
-        given = {name: value for name, value in feeds.items() if name != EXTENT_INPUT}
+        plain = {name: value for name, value in feeds.items() if name != EXTENT_INPUT}
+        given: dict[str, Any] = all_to_ragged(self._manifest.ragged, plain)
         if self._front:
             # A column's input may have the name of its feature.
             computed = dict(raw) | columns_of(self._front.description, raw, self._front.tables)

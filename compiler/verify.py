@@ -158,7 +158,8 @@ def _verify_bucket(
 ) -> VerificationReport:
     manifest = found.manifest
     rooms = {port.name: port.room for port in manifest.outputs if port.room}
-    loaded = load_onnx(model, manifest.max_batch, output_room=rooms, fixed=fixed)
+    bags = {each.ids: each.room for each in manifest.ragged}
+    loaded = load_onnx(model, manifest.max_batch, output_room=rooms, fixed=fixed, bag_room=bags)
     described = load_features(features) if features else None
     with tempfile.TemporaryDirectory(prefix="veltair-verify-") as folder:
         kept = TableStorage(manifest.tables, Path(folder))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Annotated, Protocol, TypeAlias
+from typing import Annotated, Literal, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -100,6 +100,20 @@ class ChosenDimension:
     masks: tuple[str, ...] = ()  # inputs of 0 and 1, with a 1 in each row
 
 
+class RaggedBags(msgspec.Struct, frozen=True):
+    """Inputs that hold bags of ids, which differ in length.
+
+    >>> RaggedBags(ids="ids", bounds="offsets", form="offsets", room=64).weights
+    ()
+    """
+
+    ids: str
+    bounds: str  # says which ids each bag has
+    form: Literal["offsets", "ends", "lengths"]
+    room: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]  # ids of a bag, at most
+    weights: tuple[str, ...] = ()  # of each id one
+
+
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
     """What the server says of a model.
@@ -114,6 +128,7 @@ class ModelMetadata:
     features: dict[str, RawFeature] = field(default_factory=dict)  # by input
     max_batch: int | None = None  # None: the server does not say
     dimension: ChosenDimension | None = None  # None: the server tells of none
+    bags: tuple[RaggedBags, ...] = ()
 
 
 class InferenceClient(Protocol):

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from veltair.errors import ConfigError
-from veltair.loadgen.client import ChosenDimension, ModelMetadata, RawFeature, TensorMetadata
+from veltair.loadgen.client import ChosenDimension, ModelMetadata, RaggedBags, RawFeature, TensorMetadata
 
 T = TypeVar("T")
 
@@ -26,7 +26,8 @@ def build_metadata(name: str, inputs: Sequence[TensorMetadata], parameters: Mapp
     dimension = None if text is None else _read("dimension", text, ChosenDimension)
     if dimension is not None and not 1 <= dimension.low <= dimension.high:
         raise ConfigError(f"the server's dimension: expected bounds from 1 on, got {text:.200}")
-    return ModelMetadata(name, tuple(inputs), ranges, features, max_batch, dimension)
+    bags = _read("bags", parameters.get("bags", "[]"), tuple[RaggedBags, ...])
+    return ModelMetadata(name, tuple(inputs), ranges, features, max_batch, dimension, bags)
 
 
 def parse_id_ranges(text: str) -> dict[str, tuple[int, int]]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.errors import ConfigError
-from veltair.loadgen.client import ModelMetadata, RawFeature, TensorMetadata, Tensors
+from veltair.loadgen.client import ModelMetadata, RaggedBags, RawFeature, TensorMetadata, Tensors
 from veltair.loadgen.scenario import LogNormalSizes
 
 FIXED_BATCH_PAYLOADS = 8
@@ -33,11 +33,12 @@ def draw_payloads(
 
     Floats are normal; integers are uniform in the input's id range, 0 where the server states none. Raw features are
     integers of 40 bits, and texts of decimal numbers that fill half of their room on average. A dimension that queries
-    choose is uniform within its bounds, and masks along it are all ones.
+    choose is uniform within its bounds, and masks along it are all ones. Bags have any length that there is room for.
 
     Raises ConfigError for an input that cannot be drawn, and for a batch size where the batch is fixed.
     """
-    dynamic = [tensor for tensor in meta.inputs if tensor.shape[:1] == (-1,)]
+    flat = {name for each in meta.bags for name in (each.ids, *each.weights)}  # open even where the batch is fixed
+    dynamic = [tensor for tensor in meta.inputs if tensor.shape[:1] == (-1,) and tensor.name not in flat]
     if batch is not None and not dynamic:
         raise ConfigError(f"batch: model `{meta.name}` has a fixed batch, expected no such key")
     return [_draw_payload(meta, size, rng) for size in _draw_sizes(batch, meta.max_batch, rng)]
@@ -58,7 +59,31 @@ def _draw_sizes(
 def _draw_payload(meta: ModelMetadata, size: int, rng: np.random.Generator) -> Tensors:
     d = meta.dimension
     extent = 0 if d is None else int(rng.integers(d.low, d.high, endpoint=True))
-    return {tensor.name: _draw_tensor(meta, tensor, size, extent, rng) for tensor in meta.inputs}
+    sizes, bounds = dict[str, int](), dict[str, NDArray[np.generic]]()
+    for bags in meta.bags:
+        ids, bounds[bags.bounds] = _draw_bags(meta, bags, size, rng)
+        sizes |= dict.fromkeys((bags.ids, *bags.weights), ids)
+    return {
+        tensor.name: bounds[tensor.name]
+        if tensor.name in bounds
+        else _draw_tensor(meta, tensor, sizes.get(tensor.name, size), extent, rng)
+        for tensor in meta.inputs
+    }
+
+
+def _draw_bags(
+    meta: ModelMetadata, bags: RaggedBags, size: int, rng: np.random.Generator
+) -> tuple[int, NDArray[np.generic]]:
+    """The number of ids in the bags of `size` samples, and the tensor that says which ids each has."""
+    found = next((tensor for tensor in meta.inputs if tensor.name == bags.bounds), None)
+    if found is None or len(found.shape) != 1 or found.datatype not in ("INT32", "INT64"):
+        raise ConfigError(f"model `{meta.name}`: expected an input `{bags.bounds}` of integers in one dimension")
+    if found.shape[0] >= 0:
+        size = found.shape[0] - (bags.form == "ends")
+    lengths = rng.integers(0, bags.room, max(size, 0), endpoint=True)
+    ends = np.concatenate([[0], lengths.cumsum()])
+    drawn = {"offsets": ends[:-1], "ends": ends, "lengths": lengths}[bags.form]
+    return int(ends[-1]), drawn.astype(DTYPES[found.datatype])
 
 
 def _draw_tensor(

@@ -66,6 +66,7 @@ class AccessEmitter:
     ) -> None:
         """lookups: their number in all segments; nothing behind them is read, whatever the offsets say."""
         self._decoupled, self._memories, self._lookups = decoupled, memories, lookups
+        self._ragged = "lengths" in memories  # what lies between two segments is no lookup
         self._dim = decoupled.program.dim
         self._ahead = ahead if decoupled.queued else 0
         elements = [node for node in decoupled.lookups.inner() if node.stop == "dim"]
@@ -165,7 +166,9 @@ class AccessEmitter:
             numbers = self._segment(T.bind(first + step))
             numbers[self._decoupled.counter] = numbers[self._decoupled.access.index]
             begin, stop = self._ends(node, numbers)
-            with when(T.Not(T.EQ(begin, following[0]))), T.serial(0, T.min(self._ahead, self._lookups - begin)) as more:
+            end = stop if self._ragged else self._lookups
+            unknown = T.bool(True) if self._ragged else T.Not(T.EQ(begin, following[0]))
+            with when(unknown), T.serial(0, T.min(self._ahead, end - begin)) as more:
                 push(T.bind(begin + more))
             rows = {name: T.bind(self._begin(name, numbers)) for name in token.rows if name not in queues}
             for other in self._decoupled.access.body:
@@ -175,7 +178,7 @@ class AccessEmitter:
                 with T.serial(0, stop - begin) as offset:
                     p = T.bind(begin + offset)
                     popped = {name: T.bind(queue[slot(p)]) for name, queue in queues.items()}
-                    with when(p + self._ahead < self._lookups):
+                    with when(p + self._ahead < end):
                         push(T.bind(p + self._ahead))
                     beside = self._streams(node, numbers | {"p": p}, set(token.scalars))
                     readers = {name: self._reader(name, place) for name, place in (rows | popped).items()}
@@ -211,7 +214,7 @@ class AccessEmitter:
             case InverseStream(begin, stop):
                 return T.float32(1) / T.cast(T.max(numbers[stop] - numbers[begin], 1), "float32")
         value = self._memories[stream.memory].flat[self._place(stream.at[0], numbers)]
-        if stream.memory == "offsets":  # 64 bits wide, but within the lookups
+        if stream.memory in ("offsets", "lengths"):  # 64 bits wide, but within the lookups
             limit = T.cast(self._lookups, "int64")
             return T.cast(T.min(T.max(value, T.int64(0)), limit), "int32")
         return value
@@ -219,7 +222,10 @@ class AccessEmitter:
     def _place(self, place: StreamIndex | int, numbers: Mapping[str, Expr]) -> Expr:
         if isinstance(place, AluStream):
             value = numbers[place.stream]
-            return value + place.by if place.operation == "+" else value * place.by
+            by = numbers[place.by] if isinstance(place.by, str) else place.by
+            if place.operation == "min":
+                return T.min(value, by)
+            return value + by if place.operation == "+" else value * by
         return T.int32(place) if isinstance(place, int) else numbers[place]
 
     def _begin(self, name: str, numbers: Mapping[str, Expr]) -> Expr:

@@ -32,17 +32,25 @@ Streams = tuple[tuple[str, Stream], ...]
 
 
 def sls(
-    table: Activation, dim: int, ids: str = "int64", lookups: int = 0, reduce: str = "sum", weighted: bool = False
+    table: Activation,
+    dim: int,
+    ids: str = "int64",
+    lookups: int = 0,
+    reduce: str = "sum",
+    weighted: bool = False,
+    ragged: bool = False,
 ) -> EmbeddingProgram:
     """Sums of rows by segments: SparseLengthsSum, EmbeddingBag. out (segments, dim).
 
     Operands: ids; offsets int64 (segments + 1) unless there are `lookups` in each segment, then ids is (segments,
-    lookups); weights float32 like ids, if `weighted`; the table; out. `reduce` is "sum" or "mean" over what a segment
-    has (of weighted rows, too), 0 for an empty one.
+    lookups), and if `ragged` a segment has the first of them, as many as lengths int64 (segments,) says; weights
+    float32 like ids, if `weighted`; the table; out. `reduce` is "sum" or "mean" over what a segment has (of weighted
+    rows, too), 0 for an empty one.
     """
     picked = (SEGMENTS, lookups) if lookups else (LOOKUPS,)
     memories = [Activation("ids", ids, picked)]
     memories += [] if lookups else [Activation("offsets", "int64", (OFFSETS,))]
+    memories += [Activation("lengths", "int64", (SEGMENTS,))] if ragged else []
     memories += [Activation("weights", "float32", picked)] if weighted else []
     memories += [table, Activation("out", "float32", (SEGMENTS, dim))]
     value: Value = "row"
@@ -50,7 +58,7 @@ def sls(
     if weighted:
         streams.append(("weight", LoadStream("weights", ("p",))))
         value = Operation("mul", ("weight", value))
-    outer = list(_segment(lookups))
+    outer = list(_segment(lookups, ragged))
     if reduce == "mean":
         outer.append(("scale", InverseStream("begin", "stop")))
         value = Operation("mul", ("scale", value))
@@ -63,8 +71,12 @@ def sls(
     return EmbeddingProgram("sls", tuple(memories), dim, For("b", 0, "segments", tuple(outer), (zero, inner)))
 
 
-def _segment(lookups: int = 0) -> Streams:
+def _segment(lookups: int = 0, ragged: bool = False) -> Streams:
     """Where a segment's lookups begin and stop."""
+    if ragged:
+        begin, length = AluStream("*", "b", lookups), LoadStream("lengths", ("b",))
+        own = ("length", length), ("held", AluStream("min", "length", lookups))
+        return ("begin", begin), *own, ("stop", AluStream("+", "begin", "held"))
     if lookups:
         return ("begin", AluStream("*", "b", lookups)), ("stop", AluStream("+", "begin", lookups))
     return ("begin", LoadStream("offsets", ("b",))), ("stop", LoadStream("offsets", (AluStream("+", "b", 1),)))

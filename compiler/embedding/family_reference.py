@@ -34,6 +34,15 @@ def sls(ids: Array, table: Array, offsets: Array | None, weights: Array | None =
     return found
 
 
+def ragged_bags(ids: Array, lengths: Array, table: Array, weights: Array | None, mean: bool) -> Array:
+    """Sums or means of the rows of each bag's first ids; ids (bags, room)."""
+    held = lengths.clip(0, ids.shape[1])
+    rows = sls(ids[..., None].reshape(-1, 1), table, None, None if weights is None else weights.reshape(-1, 1))
+    inside = np.arange(ids.shape[1]) < held[:, None]
+    total = np.where(inside[..., None], rows.reshape(*ids.shape, -1), 0).sum(1)
+    return np.asarray(total / np.maximum(held, 1)[:, None] if mean else total)
+
+
 def clip_segments(offsets: Array, lookups: int) -> list[tuple[int, int]]:
     """Begin and end of each segment, for offsets that may fall or pass [0, lookups]."""
     begins = [min(max(int(o), 0), lookups) for o in offsets]
@@ -65,6 +74,10 @@ def reference_lookups(parameters: LookupParameters, inputs: Sequence[Array], tab
     match parameters.family:
         case LookupFamily.WEIGHTED_SUM:
             return sls(ids, tables[0], None, others[0], parameters.reduce is Reduction.MEAN)
+        case LookupFamily.RAGGED_BAG:
+            lengths, *weights = others
+            mean = parameters.reduce is Reduction.MEAN
+            return ragged_bags(ids, lengths, tables[0], weights[0] if weights else None, mean)
         case LookupFamily.MESSAGE_PASSING:
             return message_passing(ids.reshape(-1), tables[0], np.arange(len(ids) + 1) * ids.shape[1], others[0])
         case LookupFamily.KNOWLEDGE_GRAPH:

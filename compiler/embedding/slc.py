@@ -15,15 +15,15 @@ from veltair.compiler.graph.layer_spec import Activation
 
 @dataclass(frozen=True, slots=True)
 class AluStream:
-    """alu_str: a stream plus, or times, a constant.
+    """alu_str: a stream plus another, or a stream plus, times, or at most a constant.
 
     >>> str(AluStream("+", "b", 1))
     'b + 1'
     """
 
-    operation: Literal["+", "*"]
+    operation: Literal["+", "*", "min"]
     stream: str
-    by: int
+    by: int | str
 
     def __str__(self) -> str:
         return f"{self.stream} {self.operation} {self.by}"

@@ -49,6 +49,12 @@ class LayerGraph:
         """The tensors that a query's inputs lie in, as in a manifest."""
         return (*(port for port in self.inputs if not port.locations), *self.packed_buffers)
 
+    def id_bounds(self, others: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+        """The least and greatest id of each activation that holds ids, both inclusive. `others`: known besides."""
+        known = {p.name: (p.low, p.high) for p in self.inputs if p.low is not None and p.high is not None}
+        known |= others
+        return known | {view: known[base] for view, base in self.views.items() if base in known}
+
     def owner(self, name: str) -> tuple[str, int]:
         """The tensor whose memory another one lives in, and where in it, in bytes."""
         name, offset = self.views.get(name, name), 0

@@ -109,9 +109,11 @@ class LayerSpec:
 
     @property
     def symbol(self) -> str:
-        """A C identifier for the workload and halos: layers that share it share their code."""
+        """A C identifier for the workload, halos and rows of tables: layers that share it share their code."""
         halos = [str(t.halo) for t in (*self.inputs, *self.outputs)]
-        digest = hashlib.sha256(" ".join([self.workload, *halos, str(self.max_batch)]).encode()).hexdigest()
+        extents = [f"{name}{list(weight.shape)}" for name, weight in self.weights.items()]
+        facts = [self.workload, *halos, str(self.max_batch), *extents]
+        digest = hashlib.sha256(" ".join(facts).encode()).hexdigest()
         return f"{self.op}_{digest[:12]}"
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from veltair.compiler.features.from_onnx.column_reader import TEXTUAL, ExtractedColumns, extract_columns
 from veltair.compiler.onnx.allowed_operators import STANDARD, check_operator_domains, check_written_operators
+from veltair.compiler.onnx.bags.bag_inputs import BagRoom, give_bags_rows
 from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables
 from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
@@ -30,6 +31,7 @@ from veltair.compiler.onnx.shape_inference import infer_shapes
 from veltair.compiler.onnx.simplify import describe_error, save_model, simplify_model
 from veltair.errors import ModelError
 from veltair.profiles.artifact.manifest import Port, shape_at
+from veltair.profiles.artifact.ragged_inputs import RaggedInput
 from veltair.types import TensorSpec
 
 IR_VERSION = 13  # the newest that ONNX Runtime reads
@@ -66,6 +68,7 @@ class OnnxModel:
     sized: Mapping[str, Port] = field(default_factory=dict)  # outputs whose extents values decide, as clients see them
     quantised: Mapping[str, QuantisedConstant] = field(default_factory=dict)  # initializers that were 8-bit integers
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of inputs, where no Gather tells them
+    ragged: tuple[RaggedInput, ...] = ()  # how clients give some of the inputs: as bags that differ in length
 
     @property
     def stated_qos_ns(self) -> int:
@@ -84,6 +87,7 @@ def load_model(
     fallback: bool = True,
     output_room: OutputRoom = OUTPUT_ROOM,
     fixed: FixedExtent | None = None,
+    bag_room: BagRoom | None = None,
 ) -> OnnxModel:
     """Read, check and simplify a model.
 
@@ -91,6 +95,7 @@ def load_model(
     fallback: whether ONNX Runtime may run nodes whose shapes cannot be told.
     output_room: elements for each sample of an output whose extents values decide.
     fixed: the extent of a dimension beside the batch that the file leaves open.
+    bag_room: ids of a bag, at most, by the input that holds them; of "" for all others.
 
     Only a temporary folder is written. Raises ModelError, which names the tensor or node and what was expected.
     """
@@ -100,6 +105,11 @@ def load_model(
         fixed.fix(proto, path)
     check_nodes(proto, path)
     _name_nodes(proto)
+    bags = give_bags_rows(proto, bag_room or {}, path)
+    if fixed and bags.ragged:
+        raise ModelError(
+            f"{path}: has bags that differ in length; expected no dimension beside the batch, {fixed.name}"
+        )
     stored = extract_quantised_tables(proto, path, frozenset(TEXTUAL))
     columns = extract_columns(proto, path)
     domains = {*STANDARD, *(RUN_ELSEWHERE if fallback else ())}
@@ -145,7 +155,8 @@ def load_model(
             )
     opset = next(o.version for o in simple.opset_import if o.domain in STANDARD)
     others = {o.domain: o.version for o in simple.opset_import if o.domain in RUN_ELSEWHERE}
-    own = limit, metadata, columns, folded.mergeable, others, folded.sized, quantised, fixed.bounds if fixed else {}
+    bounds = fixed.bounds if fixed else bags.bounds
+    own = limit, metadata, columns, folded.mergeable, others, folded.sized, quantised, bounds, bags.ragged
     return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, *own)
 
 

@@ -66,7 +66,7 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     "Transpose": (channels_last,),
     "Reshape": (channels_last, alias),
     "Flatten": (alias,),
-    "Squeeze": (alias,),
+    "Squeeze": (lookups, alias),
     "Unsqueeze": (alias,),
     "Identity": (alias,),
     "Dropout": (alias,),

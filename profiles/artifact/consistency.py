@@ -13,7 +13,7 @@ from veltair.profiles.artifact.manifest import ITEM_BYTES, Buffer, Manifest, Por
 
 def find_inconsistency(m: Manifest, weights_bytes: int) -> str:
     """The first fault of a manifest, as a message; empty when there is none."""
-    own = chain(_packed_buffers(m), _sizes(m), _buffers(m, weights_bytes), _layers(m), _answer(m))
+    own = chain(_packed_buffers(m), _sizes(m), _buffers(m, weights_bytes), _layers(m), _answer(m), _ragged(m))
     return next(chain(own, _dimension(m, weights_bytes)), "")
 
 
@@ -114,6 +114,28 @@ def _answer(m: Manifest) -> Iterator[str]:
         count = len(positions(prod(port.at(1))))
         if len(output.values) != count:
             yield f"the answer has {len(output.values)} values of output {port.name}, expected {count}"
+
+
+def _ragged(m: Manifest) -> Iterator[str]:
+    """Clients' bags are brought into inputs of these types and shapes."""
+    ports = {port.name: port for port in m.inputs}
+    names = [name for each in m.ragged for name in (*each.flat, each.lengths)]
+    bounds = {each.bounds for each in m.ragged}
+    if len(set(names)) != len(names) or bounds & (ports.keys() | set(names)):
+        yield f"the bags of {', '.join(each.ids for each in m.ragged)} have inputs in common"
+        return
+    for each in m.ragged:
+        if any(name not in ports or not ports[name].shape for name in (*each.flat, each.lengths)) or each.room < 1:
+            yield f"bags of {each.ids}: expected room, and inputs {', '.join((*each.flat, each.lengths))}"
+            return
+        ids, bags = ports[each.ids], ports[each.ids].shape[0]
+        wanted = {each.ids: (ids.dtype, (bags, each.room)), each.lengths: ("int64", (bags, 1, 1))}
+        wanted |= dict.fromkeys(each.weights, ("float32", (bags, each.room, 1)))
+        integers = {ids.dtype, each.bounds_dtype} <= {"int32", "int64"}
+        if not integers or any((ports[name].dtype, ports[name].shape) != kind for name, kind in wanted.items()):
+            yield f"bags of {each.ids}: its inputs are not of {each.room} ids each, their lengths and weights"
+    if m.ragged and m.dimension:
+        yield f"dimension {m.dimension.name}: there are bags as well"
 
 
 def _dimension(m: Manifest, weights_bytes: int) -> Iterator[str]:

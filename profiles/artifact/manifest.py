@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT, DynamicDimension
+from veltair.profiles.artifact.ragged_inputs import RaggedInput
 from veltair.types import TensorSpec
 
 SCHEMA = 1
@@ -185,6 +186,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns_digest: str = ""  # of the file with the feature columns; none where the model has no columns
     answer: ExpectedAnswer | None = None  # null: compiled by a version that kept none, so that nothing is compared
     dimension: DynamicDimension | None = None  # the one that queries choose beside the batch
+    ragged: tuple[RaggedInput, ...] = ()  # how clients give some of the inputs: as bags that differ in length
     buckets: tuple[Manifest, ...] = ()  # the model at the smaller extents of `dimension`; this manifest has the largest
 
     def private_bytes(self, workers: int) -> int:
@@ -207,8 +209,21 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def client_inputs(self) -> tuple[Port, ...]:
-        """The inputs that clients give. The dimension that they choose has its largest extent."""
-        return tuple(port for port in self.inputs if port.name != EXTENT_INPUT)
+        """The inputs that clients give. The dimension that they choose has its largest extent; one that differs from
+        query to query, as that of the ids of all bags, is 0."""
+        if not self.ragged:
+            return tuple(port for port in self.inputs if port.name != EXTENT_INPUT)
+        flat = {name: each for each in self.ragged for name in each.flat}
+        lengths = {each.lengths: each for each in self.ragged}
+        found: dict[str, Port] = {}
+        for port in self.inputs:
+            if port.name in flat:
+                port = msgspec.structs.replace(port, shape=(0,))
+            elif (each := lengths.get(port.name)) is not None:
+                bags = port.shape[0] if each.form != "ends" else port.shape[0] + 1 if port.shape[0] > 0 else 0
+                port = Port(each.bounds, each.bounds_dtype, (bags,))
+            found.setdefault(port.name, port)
+        return tuple(found.values())
 
     def client_shape(self, port: Port) -> tuple[int, ...]:
         """The shape of an input or output with -1 for whatever varies."""
@@ -235,8 +250,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def fixed_shapes(self) -> bool:
-        """Whether all queries of a batch have inputs and outputs of the same shapes."""
-        return self.dimension is None and not self.values_decide_extents
+        """Whether all queries of a batch have inputs and outputs of the same shapes, as clients see them."""
+        return self.dimension is None and not self.values_decide_extents and not self.ragged
 
 
 def sized_output(port: Port, batch: int) -> tuple[Port, Port]:

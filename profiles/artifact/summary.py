@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
 from veltair.profiles.artifact.manifest import Manifest, Port
+from veltair.profiles.artifact.ragged_inputs import RaggedInput
 
 
 def fastest_alone_ns(manifest: Manifest) -> int:
@@ -52,6 +53,16 @@ def describe_dimension(dimension: DynamicDimension) -> str:
     return f"{bounds} padded to {', '.join(map(str, sorted(dimension.extents)))}"
 
 
+def describe_bags(bags: RaggedInput) -> str:
+    """What the inputs of bags hold.
+
+    >>> describe_bags(RaggedInput("ids", "ids/lengths", "offsets", "int64", "offsets", room=64))
+    'bags    ids, up to 64 in each; offsets says where each begins'
+    """
+    says = {"offsets": "where each begins", "ends": "where each begins, and the end", "lengths": "how many are in each"}
+    return f"bags    {', '.join(bags.flat)}, up to {bags.room} in each; {bags.bounds} says {says[bags.form]}"
+
+
 def summarize(manifest: Manifest) -> str:
     """Several lines: the model, then each input and output."""
     versions = sum(len(layer.versions) for layer in manifest.layers)
@@ -64,6 +75,5 @@ def summarize(manifest: Manifest) -> str:
     )
     ports = [("input", port) for port in manifest.client_inputs] + [("output", port) for port in manifest.outputs]
     width = max(len(port.name) for _, port in ports)
-    return "\n".join(
-        [head, *(f"{side:<6}  {port.name:<{width}}  {describe_port(port, manifest.dimension)}" for side, port in ports)]
-    )
+    lines = (f"{side:<6}  {port.name:<{width}}  {describe_port(port, manifest.dimension)}" for side, port in ports)
+    return "\n".join([head, *lines, *(describe_bags(each) for each in manifest.ragged)])

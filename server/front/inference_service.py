@@ -192,7 +192,7 @@ class InferenceService:
             result = await self.engine.infer(served, inputs, deadline_ns=deadline_ns, **how)
         outputs = {output: result.outputs[output] for output in wanted}
         stored = self.regions.write_outputs(outputs, locations)
-        batch = batch_size(served.manifest.client_inputs, inputs)
+        batch = batch_size(served.manifest.inputs, inputs)
         stages = stage_times(
             arrival_ns, result.submitted_ns, result.stamps, result.execute_ns, answered_ns=time.monotonic_ns()
         )
@@ -236,9 +236,7 @@ class InferenceService:
 
     def _validator(self, served: ServedTenant) -> InputValidator:
         if (validator := self._validators.get(served)) is None:
-            m = served.manifest
-            validator = InputValidator(served.name, m.client_inputs, m.max_batch, m.dimension)
-            self._validators[served] = validator
+            validator = self._validators[served] = InputValidator.of(served.name, served.manifest)
         return validator
 
     def resolve(self, model: str, version: str = "", tenant: str = "") -> ServedTenant:

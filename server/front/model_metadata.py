@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from veltair.profiles.artifact.manifest import Manifest, Port
+from veltair.profiles.artifact.ragged_inputs import RaggedInput
 from veltair.server.front.request_counts import RequestCounts
 from veltair.server.protocol.datatypes import datatype_name
 from veltair.server.repository.model_memory import ModelMemory
@@ -57,6 +58,8 @@ def model_configuration(name: str, manifest: Manifest, qos: QoSTarget) -> dict[s
         facts = {"name": dimension.name, "low": dimension.low, "high": dimension.high}
         facts |= {"axes": dimension.axes, "masks": dimension.masks}
         parameters["dimension"] = msgspec.json.encode(facts).decode()
+    if manifest.ragged:
+        parameters["bags"] = msgspec.json.encode([_bag_facts(each) for each in manifest.ragged]).decode()
     return {
         "name": name,
         "platform": PLATFORM,
@@ -66,6 +69,17 @@ def model_configuration(name: str, manifest: Manifest, qos: QoSTarget) -> dict[s
         "input": [_port_configuration(port, manifest, batched) for port in manifest.client_inputs],
         "output": [_port_configuration(port, manifest, batched) for port in manifest.outputs],
         "parameters": {key: {"string_value": value} for key, value in parameters.items()},
+    }
+
+
+def _bag_facts(bags: RaggedInput) -> dict[str, Any]:
+    """The inputs that hold bags, which differ in length, and the most ids that one may have."""
+    return {
+        "ids": bags.ids,
+        "bounds": bags.bounds,
+        "form": bags.form,
+        "room": bags.room,
+        "weights": bags.weights,
     }
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
 
 from veltair.errors import RequestError
 from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
-from veltair.profiles.artifact.manifest import Port
+from veltair.profiles.artifact.manifest import Manifest, Port
+from veltair.profiles.artifact.ragged_inputs import RaggedInput, all_to_rows
 from veltair.profiles.artifact.strings import Strings
 from veltair.server.protocol.arrow_batch import ARROW_INPUT, read_record_batch
 from veltair.server.protocol.datatypes import BYTES, DTYPES, Array, Tensor, datatype_name
@@ -51,18 +52,31 @@ class InputValidator:
     {'x': array([[0., 0.]], dtype=float32)}
     """
 
+    @classmethod
+    def of(cls, model: str, manifest: Manifest) -> Self:
+        """Of a model's clients. `model` as below."""
+        return cls(model, manifest.client_inputs, manifest.max_batch, manifest.dimension, manifest.ragged)
+
     def __init__(
-        self, model: str, ports: Sequence[Port], max_batch: int, dimension: DynamicDimension | None = None
+        self,
+        model: str,
+        ports: Sequence[Port],
+        max_batch: int,
+        dimension: DynamicDimension | None = None,
+        ragged: Sequence[RaggedInput] = (),
     ) -> None:
-        """`model` is the name that errors begin with. `dimension`: one that queries choose beside the batch."""
-        self.ports, self._dimension = tuple(ports), dimension
+        """`model` is the name that errors begin with. `dimension`: one that queries choose beside the batch. `ragged`:
+        bags that some of the ports hold."""
+        self.ports, self._dimension, self._ragged = tuple(ports), dimension, tuple(ragged)
         self._model = model
         self._names = {port.name for port in ports}
         self._row_shapes = {port.name: port.shape[1:] for port in ports if port.shape[:1] == (-1,)}
-        self._expected = tuple(_expected_input(port, max_batch, dimension) for port in ports)
+        bags = {name: extents for each in ragged for name, extents in each.open_extents(max_batch).items()}
+        self._expected = tuple(_expected_input(port, max_batch, dimension, bags) for port in ports)
 
     def validate(self, tensors: Sequence[NamedTensor]) -> dict[str, Tensor]:
-        """The values by input name: of the model's dtypes and shapes, of one batch, every id within its range.
+        """The values by input name: of the model's dtypes and shapes, of one batch, every id within its range. Of bags
+        that differ in length, the values are those that kernels read.
 
         Raises RequestError.
         """
@@ -104,7 +118,7 @@ class InputValidator:
         if self._dimension is not None:
             self._dimension.extent_of(model, {name: received[name].shape for name in validated})
             self._dimension.check_masks(model, validated)
-        return validated
+        return all_to_rows(model, self._ragged, validated, batch) if self._ragged else validated
 
     def _columns(self, tensor: NamedTensor) -> list[NamedTensor]:
         """The inputs in a record batch, of the model's shapes. Columns that the model does not have are refused."""
@@ -133,7 +147,10 @@ class InputValidator:
             raise RequestError(f"{self._model}: no input {unknown!r:.80}; it takes {_list_names(self.ports)}")
 
 
-def _expected_input(port: Port, max_batch: int, dimension: DynamicDimension | None) -> _ExpectedInput:
+def _expected_input(
+    port: Port, max_batch: int, dimension: DynamicDimension | None, bags: Mapping[str, tuple[int, int]]
+) -> _ExpectedInput:
+    """`bags`: the least and the greatest extent of ports of bags, where it is 0."""
     datatype, row_shape = datatype_name(port.dtype), port.shape[1:]
     raw = datatype not in (BYTES, "BOOL") and port.shape[:1] == (-1,)  # the bytes of a BOOL are checked
     dtype = DTYPES[datatype] if raw else None
@@ -142,9 +159,10 @@ def _expected_input(port: Port, max_batch: int, dimension: DynamicDimension | No
     bounds, chosen = ((dimension.low, dimension.high), dimension.axes.get(port.name, ())) if dimension else ((0, 0), ())
     extents, texts = list[tuple[int, int]](), list[str]()
     for axis, dim in enumerate(port.shape):
-        low, high = bounds if axis in chosen else (1, max_batch) if dim < 0 else (dim, dim)
+        open_to = bags.get(port.name, (0, 0)) if dim == 0 else (1, max_batch) if dim < 0 else (dim, dim)
+        low, high = bounds if axis in chosen else open_to
         extents.append((low, high))
-        texts.append(f"{low}…{high}" if axis in chosen or dim < 0 else str(dim))
+        texts.append(f"{low}…{high}" if axis in chosen or dim <= 0 else str(dim))
     own = datatype, dtype, row_shape, row_bytes, bounded
     return _ExpectedInput(port, port.name, *own, tuple(extents), ", ".join(texts))
 

@@ -140,7 +140,7 @@ class EngineModels:
     def write_inputs(self, number: int, slot: int, inputs: Mapping[str, Tensor]) -> SlotContent:
         """Copy the inputs into a slot. Raises RequestError for arrays that do not fit."""
         manifest = self._served[number].manifest
-        batch = batch_size(manifest.client_inputs, inputs)
+        batch = batch_size(manifest.inputs, inputs)
         if not 1 <= batch <= manifest.max_batch:
             raise RequestError(f"expected a batch of 1 to {manifest.max_batch}, got {batch}")
         bucket = extent = 0

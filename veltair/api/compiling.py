@@ -38,6 +38,7 @@ def compile(
     levels: LevelSource = "measured",
     fallback: bool = True,
     output_room: int | None = None,
+    bag_room: int | Mapping[str, int] | None = None,
     fresh: bool = False,
     cache: bool = True,
     fresh_timings: bool = False,
@@ -62,6 +63,8 @@ def compile(
         features: a description of raw features (docs/features.md).
         fallback: whether ONNX Runtime may run what nothing of veltair computes.
         output_room: elements for each sample of an output whose extents the values of the inputs decide; default 65536.
+        bag_room: ids of a bag, at most, where bags differ in length: of all bags, or by the input of their ids;
+            default 128.
         cache: whether kernels and times of earlier compiles are reused, and these kept for later ones.
         fresh_timings: measure all times again, also those of kept kernels.
         progress: called with what is done, how much of it, and of how much, as often as that changes.
@@ -71,6 +74,7 @@ def compile(
     """
     from veltair.compiler.build import compile_model  # loads TVM's compiler: half a second
     from veltair.compiler.dimension_plan import checked_dimension
+    from veltair.compiler.onnx.bags.bag_inputs import checked_bag_room
     from veltair.compiler.onnx.folding.sized_outputs import checked_room
     from veltair.compiler.tuning.kernel_cache import KernelCache
 
@@ -92,6 +96,7 @@ def compile(
             levels=levels,
             fallback=fallback,
             output_room=checked_room(output_room, "output_room"),
+            bag_room=checked_bag_room({"": bag_room} if isinstance(bag_room, int) else bag_room or {}, "bag_room"),
             dimension=checked_dimension([(name, *bounds) for name, bounds in (dims or {}).items()], "dims"),
             cache=KernelCache(CacheFolder(cache_path()) if cache else None, fresh_timings=fresh_timings or fresh),
             progress=None if progress is None else ReportedProgress(progress),

@@ -69,9 +69,7 @@ class InProcessModel:
         with _pinned_to(self._cores):  # kernels that are loaded after this use these threads
             self._executors = list(open_buckets(artifact))
         self._buckets = artifact.buckets()
-        manifest = artifact.manifest
-        taken = manifest.client_inputs, manifest.max_batch, manifest.dimension
-        self._validator = InputValidator(manifest.model, *taken)
+        self._validator = InputValidator.of(artifact.manifest.model, artifact.manifest)
 
     def __call__(self, inputs: Inputs) -> dict[str, NDArray[Any]]:
         """Run the model. `inputs`: arrays by name, or the array alone where there is one input.
@@ -83,7 +81,7 @@ class InProcessModel:
         named = named_inputs(inputs, list(ports))
         tensors = [_named_tensor(name, ports.get(name), values) for name, values in named.items()]
         values = self._validator.validate(tensors)
-        batch = batch_size(manifest.client_inputs, values)
+        batch = batch_size(manifest.inputs, values)
         if (dimension := manifest.dimension) is None:
             return self._run(0, values, batch)
         extent, bucket, padded = dimension.fit(manifest.model, values)

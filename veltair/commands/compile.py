@@ -102,6 +102,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="for each sample of an output whose extents values decide, as of detections (default: 65536)",
     )
     parser.add_argument(
+        "--bag-room",
+        action="append",
+        default=[],
+        metavar="[INPUT=]IDS",
+        help="of a bag, at most, where bags differ in length; INPUT: of the bags whose ids it holds (default: 128)",
+    )
+    parser.add_argument(
         "--tensorflow-python",
         metavar="PYTHON",
         help="one that has TensorFlow and tf2onnx, for a SavedModel; default: $VELTAIR_TENSORFLOW_PYTHON",
@@ -127,10 +134,12 @@ def run(args: argparse.Namespace) -> int:
     refuse_to_overwrite(args.out, force=args.force)
     from veltair.compiler.build import compile_model  # loads TVM's compiler: half a second
     from veltair.compiler.dimension_plan import checked_dimension, parse_bounds
+    from veltair.compiler.onnx.bags.bag_inputs import checked_bag_room, parse_bag_room
     from veltair.compiler.onnx.folding.sized_outputs import checked_room
     from veltair.compiler.onnx.saved_model import as_onnx
     from veltair.compiler.tuning.kernel_cache import KernelCache
 
+    bag_room = checked_bag_room(dict(parse_bag_room(text) for text in args.bag_room), "--bag-room")
     room = checked_room(args.output_room, "--output-room")
     dimension = checked_dimension([parse_bounds(text) for text in args.dim], "--dim")
 
@@ -167,6 +176,7 @@ def run(args: argparse.Namespace) -> int:
                 levels=LEVELS[args.levels],
                 fallback=not args.no_fallback,
                 output_room=room,
+                bag_room=bag_room,
                 dimension=dimension,
                 cache=cache,
                 progress=progress,

@@ -59,6 +59,7 @@ def describe(found: Artifact) -> dict[str, Any]:
         ],
         "outputs": [_describe_port(manifest, p) for p in manifest.outputs],
         "dimension": None if manifest.dimension is None else msgspec.to_builtins(manifest.dimension),
+        "bags": msgspec.to_builtins(manifest.ragged),
         "alone_ns": dict(_alone_ns(manifest)),
         "arena_bytes": manifest.arena_bytes,
         "weights_bytes": found.weights.stat().st_size,

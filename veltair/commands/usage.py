@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from urllib.parse import quote
 
+import msgspec
+
 from veltair.config import ServeConfig
 from veltair.profiles.artifact.manifest import ITEM_BYTES, Manifest, Port
 from veltair.profiles.artifact.summary import describe_port
@@ -74,7 +76,12 @@ def _how_to_ask_others(grpc: str) -> str:
 def snippets(model: str, manifest: Manifest, http: str, grpc: str) -> str:
     """Several ways to ask the model that is served under this name, at HOST:PORT of both protocols."""
     parts = [f"# once, with random inputs\nveltair query grpc://{grpc} {shlex.quote(model)} --random"]
-    if len(inputs := manifest.client_inputs) <= MOST_INPUTS:
+    both_ends = {each.bounds for each in manifest.ragged if each.form == "ends"}
+    inputs = [
+        msgspec.structs.replace(port, shape=(2,)) if port.name in both_ends and not port.shape[0] else port
+        for port in manifest.client_inputs
+    ]
+    if len(inputs) <= MOST_INPUTS:
         masks = manifest.dimension.masks if manifest.dimension else ()
         parts.append(f"# Python\n{python_snippet(model, inputs, grpc, masks)}")
         if not masks:  # zeros mask everything

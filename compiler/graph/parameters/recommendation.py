@@ -18,9 +18,10 @@ class Reduction(StrEnum):
 
 
 class LookupFamily(StrEnum):
-    """Families of lookups besides embedding bags (Ember, section 2.2)."""
+    """Families of lookups besides embedding bags of one length (Ember, section 2.2)."""
 
     WEIGHTED_SUM = "weighted"  # sums of rows times weights
+    RAGGED_BAG = "ragged"  # sums of as many rows as each bag has, or of these times weights
     MESSAGE_PASSING = "messages"  # sums of neighbours' rows, weighed by their likeness to a row of its own
     KNOWLEDGE_GRAPH = "triples"  # scores of (head, relation, tail)
 
@@ -63,7 +64,7 @@ class LookupParameters(TableParameters):
 
     family: LookupFamily
     dim: int  # numbers of a row
-    reduce: Reduction | None = None  # of weighted sums
+    reduce: Reduction | None = None  # of weighted sums and ragged bags
     norm: int | None = None  # of knowledge graphs: L1 or L2
 
 

@@ -202,6 +202,8 @@ class ShapePropagation:
             results = found[-1] if same else self._evaluator.run(node, inputs)
             if results is None:
                 return None
+            if not all(isinstance(result, np.ndarray) for result in results):
+                raise ModelError(f"{self._path}: node {node.name!r}: {node.op_type} gives no tensor; expected one")
             found.append(results)
         return found
 

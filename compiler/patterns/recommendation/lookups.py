@@ -1,6 +1,8 @@
 """Lookups that do more than add up rows, as ONNX expresses them: Ember's other families (section 2.2).
 
     weighted sums   ReduceSum or ReduceMean(Mul(Gather(table, ids), weights)), a sparse matrix times a dense one
+    ragged bags     ReduceSum(Where(Less(places, lengths), rows, 0)), rows = Gather(table, ids), or these times
+                    weights; for means the sum is divided by Max(lengths, 1), and squeezed
     messages        ReduceSum(Mul(near, Sigmoid(ReduceSum(Mul(near, own))))), of near = Gather(table, ids) and
                     own = Gather(table, selves)
     triples         Neg(ReduceSum(Abs(gap))), or of ReduceL1 or ReduceL2(gap), of gap = Sub(Add(head, relation), tail)
@@ -11,8 +13,9 @@ copies no row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 from onnx import NodeProto
 
 from veltair.compiler.embedding.row_storage import storage_of
@@ -36,7 +39,7 @@ class LookupMatch:
     tables: tuple[str, ...]
     family: LookupFamily
     inner: tuple[NodeProto, ...]  # all nodes but the last
-    reduce: Reduction | None = None  # of a weighted sum
+    reduce: Reduction | None = None  # of a weighted sum or ragged bags
     norm: int | None = None  # of triples
 
 
@@ -45,11 +48,17 @@ def find_lookups(view: ModelView) -> Matches:
     for node in view.nodes:
         found = None
         if node.op_type in REDUCTIONS:
-            found = _match_messages(node, view) or _match_weighted_sum(node, view)
+            found = _match_ragged_sum(node, view) or _match_messages(node, view) or _match_weighted_sum(node, view)
+        elif node.op_type == "Squeeze":
+            found = _match_ragged_mean(node, view)
         elif node.op_type == "Neg":
             found = _match_triples(node, view)
         if found is not None:
             matches.add(node, found, found.inner)
+    for node in reversed(view.nodes):  # what several bags of the same ids have in common
+        users = view.users_of(node.output[0]) if node.op_type in ("Less", "Cast", "Max") else ()
+        if users and all(map(matches.is_inner, users)) and node.output[0] not in view.output_names:
+            matches.add_inner([node])
     return matches
 
 
@@ -60,7 +69,7 @@ def lookups(node: NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     first, *others = found.inputs
     ids = builder.to_row_major(first)
     inputs = [ids]
-    for name in others:  # weights are as many as ids; other ids are one a row
+    for name in others:  # weights are as many as ids; other ids, and lengths, are one a row
         shape = ids.shape if view.values[name].dtype == "float32" else ids.shape[:1]
         inputs.append(builder.reshape(builder.to_row_major(name), shape))
     tables = view.constants
@@ -93,6 +102,49 @@ def _match_weighted_sum(node: NodeProto, view: ModelView) -> LookupMatch | None:
             family, reduce = LookupFamily.WEIGHTED_SUM, REDUCTIONS[node.op_type]
             return LookupMatch((ids.name, weights), (gather.input[0],), family, (gather, product), reduce=reduce)
     return None
+
+
+def _match_ragged_sum(node: NodeProto, view: ModelView, keepdims: int = 0) -> LookupMatch | None:
+    kept = _sole_producer(node.input[0], "Where", view)
+    if kept is None or node.op_type != "ReduceSum" or not _reduces_axis(node, view, axis=1, keepdims=keepdims):
+        return None
+    condition, rows, nothing = kept.input
+    less, zero = view.makers.get(condition), view.constants.get(nothing)
+    if less is None or less.op_type != "Less" or zero is None or zero.size != 1 or zero.any():
+        return None
+    product, weights = _sole_producer(rows, "Mul", view), list[str]()
+    inner = [kept]
+    if product is not None:
+        rows, *weights = product.input
+        inner.append(product)
+    gather, places, lengths = _gather(rows, view), view.constants.get(less.input[0]), less.input[1]
+    if gather is None or view.only_user(rows) is None or places is None or lengths in view.constants:
+        return None
+    ids = view.values[gather.input[1]]
+    counted = view.values[lengths].dtype == "int64" and view.values[lengths].shape == (*ids.shape[:1], 1, 1)
+    if len(ids.shape) != 2 or not counted or not all(_is_float(name, (*ids.shape, 1), view) for name in weights):
+        return None
+    if places.shape != (1, ids.shape[1], 1) or (places.reshape(-1) != np.arange(ids.shape[1])).any():
+        return None
+    family, inputs = LookupFamily.RAGGED_BAG, (ids.name, lengths, *weights)
+    return LookupMatch(inputs, (gather.input[0],), family, (gather, *inner), reduce=Reduction.SUM)
+
+
+def _match_ragged_mean(node: NodeProto, view: ModelView) -> LookupMatch | None:
+    mean = _sole_producer(node.input[0], "Div", view)
+    total = None if mean is None else _sole_producer(mean.input[0], "ReduceSum", view)
+    count = None if mean is None else view.makers.get(mean.input[1])
+    some = view.makers.get(count.input[0]) if count is not None and count.op_type == "Cast" else None
+    if mean is None or total is None or count is None or some is None or some.op_type != "Max":
+        return None
+    found = _match_ragged_sum(total, view, keepdims=1)
+    if found is None or len(some.input) != 2 or found.inputs[1] not in some.input:
+        return None
+    least = next(name for first, name in _both_orders(some) if first == found.inputs[1])
+    one = view.constants.get(least)
+    if one is None or one.size != 1 or one.reshape(-1)[0] != 1 or reduced_axes(node, view.constants) not in ([1], [-2]):
+        return None
+    return replace(found, inner=(*found.inner, mean, total), reduce=Reduction.MEAN)
 
 
 def _match_messages(node: NodeProto, view: ModelView) -> LookupMatch | None:
