@@ -1,4 +1,4 @@
-"""Quantised models beside ONNX Runtime and OpenVINO, each engine on the same file, and beside bfloat16 of the float file.
+"""Quantised models beside ONNX Runtime and OpenVINO on the same file, and beside bfloat16 of the float file.
 
     python -m bench.int8 [--models resnet50,…] [--trials N] [--rounds N] [--threads 1,2] [--prepare] [--out FILE]
 
@@ -32,7 +32,12 @@ from veltair.machine.environment import describe_environment
 from veltair.machine.isa import cpu_features
 
 KEPT = Path("demo/int8")
-MODELS = {"resnet50": "resnet50", "mobilenet_v2": "mobilenet_v2", "bert_base": "bert_base", "bert_base_dynamic": "bert_base"}
+MODELS = {
+    "resnet50": "resnet50",
+    "mobilenet_v2": "mobilenet_v2",
+    "bert_base": "bert_base",
+    "bert_base_dynamic": "bert_base",
+}
 SAMPLES = 4  # that a static model is calibrated with
 ROUNDS = 7
 

@@ -145,7 +145,7 @@ def _needs_calibration(onnx: Path, precision: Precision, samples: SampleSource |
             raise ConfigError(f"samples to calibrate with are for precision int8, not {precision}")
         return False
     if samples is None and not is_quantised(parse_model(onnx)):
-        raise ConfigError(f"{onnx}: computes in floats; precision int8 needs samples of its inputs (--calibrate DATA.npz)")
+        raise ConfigError(f"{onnx}: computes in floats; int8 needs samples of its inputs (--calibrate DATA.npz)")
     return samples is not None
 
 

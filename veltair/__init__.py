@@ -1,7 +1,7 @@
 """A multi-tenant inference daemon for CPUs.
 
-For Python: `compile`, `load`, `measure_accuracy`, `features`, `serve`, `Client`, `AsyncClient`, `load_test` and `simulate`, which `api/`
-holds; each is imported when it is first used. ::
+For Python: `compile`, `load`, `measure_accuracy`, `features`, `serve`, `Client`, `AsyncClient`, `load_test` and
+`simulate`, which `api/` holds; each is imported when it is first used. ::
 
     artifact = veltair.compile("model.onnx", "artifacts/model")
     with veltair.serve(artifact) as daemon:

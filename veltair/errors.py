@@ -35,7 +35,7 @@ class ProfileError(ArtifactError):
 
 
 class DataError(UserError):
-    """Data beside a model are wrong: a column or an array is missing, of another type or shape, or lies about itself."""
+    """Data beside a model are wrong: a column or an array is missing, of another type or shape, has nulls, …"""
 
 
 class RequestError(UserError):

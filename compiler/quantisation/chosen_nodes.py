@@ -1,7 +1,7 @@
 """Which nodes of a model of floats are rounded to 8 bits: those that kernels of 8-bit integers compute.
 
-Whatever else is rounded costs accuracy and a pass over memory: left to itself, ONNX Runtime's tool rounds what softmaxes,
-normalisations and products of two computed tensors read and give.
+Whatever else is rounded costs accuracy and a pass over memory: left to itself, ONNX Runtime's tool rounds what
+softmaxes, normalisations and products of two computed tensors read and give.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from veltair.compiler.onnx.node_attributes import attribute
 
 PRODUCTS = frozenset({"Conv", "MatMul", "Gemm"})
 # Between two products of feature maps, these read and give 8 bits. Of activations the tool keeps what it must.
-BETWEEN = frozenset({"Add", "Relu", "Clip", "MaxPool", "GlobalAveragePool", "Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+BETWEEN = frozenset(
+    {"Add", "Relu", "Clip", "MaxPool", "GlobalAveragePool", "Flatten", "Reshape", "Squeeze", "Unsqueeze"}
+)
 CHOSEN = PRODUCTS | BETWEEN
 QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"})
 FEATURE_MAP = 4  # dimensions of the tensors between convolutions
@@ -31,9 +33,7 @@ def left_in_floats(graph: onnx.GraphProto, ranks: Mapping[str, int]) -> list[str
     weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     makers = {name: node for node in graph.node for name in node.output}
     return [
-        node.name
-        for node in graph.node
-        if node.op_type in CHOSEN and not _is_computed(node, weights, makers, ranks)
+        node.name for node in graph.node if node.op_type in CHOSEN and not _is_computed(node, weights, makers, ranks)
     ]
 
 
@@ -80,9 +80,9 @@ def read_unrounded(graph: onnx.GraphProto, ranks: Mapping[str, int]) -> None:
     rounded = {node.output[0]: node for node in graph.node if node.op_type == "QuantizeLinear"}
     floats: dict[str, str] = {}  # by the tensor that DequantizeLinear gives
     for node in graph.node:
-        if node.op_type == "DequantizeLinear" and (before := rounded.get(node.input[0])) is not None:
-            if ranks.get(before.input[0], FEATURE_MAP) < FEATURE_MAP:
-                floats[node.output[0]] = before.input[0]
+        before = rounded.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        if before is not None and ranks.get(before.input[0], FEATURE_MAP) < FEATURE_MAP:
+            floats[node.output[0]] = before.input[0]
     given = {value.name for value in graph.output}
     readers: dict[str, int] = defaultdict(int)
     for node in graph.node:
@@ -91,7 +91,9 @@ def read_unrounded(graph: onnx.GraphProto, ranks: Mapping[str, int]) -> None:
                 node.input[place] = floats[name]
             readers[node.input[place]] += 1
     unread = [
-        node for node in graph.node if node.output[0] in floats and not readers[node.output[0]] and node.output[0] not in given
+        node
+        for node in graph.node
+        if node.output[0] in floats and not readers[node.output[0]] and node.output[0] not in given
     ]
     for node in unread:
         readers[node.input[0]] -= 1

@@ -128,10 +128,7 @@ class _Sums:
 
     def accuracy(self, name: str, samples: int) -> OutputAccuracy:
         lengths = math.sqrt(self.found_squared * self.wanted_squared)
-        if lengths:
-            cosine = self.product / lengths
-        else:
-            cosine = float(self.found_squared == self.wanted_squared)
+        cosine = self.product / lengths if lengths else float(self.found_squared == self.wanted_squared)
         noise = self.squared_error / self.wanted_squared if self.wanted_squared else self.squared_error
         return OutputAccuracy(
             name,

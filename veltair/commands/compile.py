@@ -209,8 +209,8 @@ def decisions(args: argparse.Namespace, artifact: Artifact) -> Iterator[str]:
     manifest = artifact.manifest
     if manifest.calibrated:
         yield (
-            f"Its scales are of {manifest.calibrated} samples; `veltair verify DIR {shlex.quote(str(args.model))} --data "
-            "DATA.npz` states its accuracy on others."
+            f"Its scales are of {manifest.calibrated} samples; `veltair verify DIR {shlex.quote(str(args.model))} "
+            "--data DATA.npz` states its accuracy on others."
         )
     if args.precision == "auto":
         if manifest.precision == "bf16":
