@@ -22,7 +22,7 @@ from rich.progress import Progress
 
 from veltair.compiler.onnx.onnx_model import parse_model, up_to_date
 from veltair.compiler.onnx.simplify import describe_error, simplify_model
-from veltair.compiler.quantisation.chosen_nodes import CHOSEN, is_quantised, left_in_floats, read_unrounded
+from veltair.compiler.quantisation.chosen_nodes import CHOSEN, PRODUCTS, is_quantised, left_in_floats, read_unrounded
 from veltair.compiler.quantisation.samples import Samples, SampleSource, model_inputs, read_samples
 from veltair.errors import ModelError
 
@@ -64,7 +64,7 @@ def calibrate(path: Path, source: SampleSource, folder: Path, progress: Progress
         simple = _simplified(path, proto, Path(scratch))
         ranks = _ranks(Path(scratch))
         excluded = left_in_floats(simple.graph, ranks)
-        if not any(node.op_type in CHOSEN and node.name not in excluded for node in simple.graph.node):
+        if not any(node.op_type in PRODUCTS and node.name not in excluded for node in simple.graph.node):
             raise ModelError(
                 f"{path}: has no convolution or dense layer that 8-bit integers compute; compile it in fp32 or bf16"
             )
