@@ -240,13 +240,7 @@ def keep_answer(compilation: Compilation) -> None:
 LoweringPhase: TypeAlias = Callable[[Lowering], None]
 Phase: TypeAlias = Callable[[Compilation], None]
 
-LOWERING_PHASES: tuple[LoweringPhase, ...] = (
-    find_patterns,
-    begin_graph,
-    lower_nodes,
-    complete_outputs,
-    settle_halos,
-)
+LOWERING_PHASES: tuple[LoweringPhase, ...] = (find_patterns, begin_graph, lower_nodes, complete_outputs, settle_halos)
 
 PHASES: tuple[Phase, ...] = (
     import_model,
