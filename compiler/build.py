@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +15,16 @@ from veltair.compiler.joined_buckets import JoinedBuckets
 from veltair.compiler.onnx.bags.bag_inputs import BagRoom
 from veltair.compiler.onnx.fixed_extent import FixedExtent
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM
+from veltair.compiler.onnx.onnx_model import load_model, parse_model
 from veltair.compiler.phase_dump import PhaseDump
 from veltair.compiler.pipeline import PHASES, Compilation
+from veltair.compiler.quantisation.calibration import calibrate
+from veltair.compiler.quantisation.chosen_nodes import is_quantised
+from veltair.compiler.quantisation.samples import SampleSource
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.tuning.kernel_cache import KernelCache
 from veltair.compiler.tuning.precision import Precision, dots_pay, pick_precision
-from veltair.errors import ModelError
+from veltair.errors import ConfigError, ModelError
 from veltair.machine.isa import ISAS, cpu_features, isa_features
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact, write_artifact
@@ -35,6 +40,7 @@ def compile_model(
     qos_ns: int | None = None,
     trials: int | None = None,
     precision: Precision = "auto",
+    samples: SampleSource | None = None,
     isa: str | None = None,
     fresh: bool = False,
     max_batch: int | None = None,
@@ -57,7 +63,8 @@ def compile_model(
         qos_ns: latency target; by default the one that the file states in its metadata (`veltair.qos_ms`), else three
             times what the model takes alone.
         trials: candidates to measure of each workload without shipped records of this CPU; see `search`.
-        precision: see `pick_precision`.
+        precision: see `pick_precision`. "int8" makes products of 8-bit integers of a file of floats.
+        samples: of the model's inputs, which such a file is calibrated with (`quantisation.calibrate`).
         isa: one of `machine.isa.ISAS`, beyond which no instruction is used; the richest of this CPU by default.
         fresh: search every layer from nothing, whatever is recorded.
         max_batch: the greatest batch where the file leaves it open.
@@ -81,12 +88,18 @@ def compile_model(
     chosen = pick_precision(precision, offered, isa, dots_pay)
     used = offered if chosen == "bf16" else offered & ISAS["avx512"]  # fp32 code has no use for the rest
     phase_dump = PhaseDump(dump) if dump else None
-    plan = None if dimension is None else _plan(onnx, dimension, output_room, features, fallback=fallback)
-    with (
-        write_artifact(out) as draft,
-        tempfile.TemporaryDirectory(prefix="veltair-compile-") as scratch,
-        Meter(usable_machine().cores) as meter,
-    ):
+    with ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="veltair-compile-"))
+        compiled_file, calibrated = onnx, 0
+        plan = None if dimension is None else _plan(onnx, dimension, output_room, features, fallback=fallback)
+        if _needs_calibration(onnx, precision, samples) and samples is not None:
+            if plan is None:  # otherwise it has read the file
+                _check(onnx, max_batch, output_room, fallback=fallback)
+            compiled_file, calibrated = calibrate(onnx, samples, Path(scratch), progress)
+            if dimension is not None:
+                plan = _plan(compiled_file, dimension, output_room, features, fallback=fallback)
+        draft = stack.enter_context(write_artifact(out))
+        meter = stack.enter_context(Meter(usable_machine().cores))
 
         def compiled(folder: Path, fixed: FixedExtent | None = None) -> Compilation:
             compilation = Compilation(
@@ -96,7 +109,9 @@ def compile_model(
                 output_room=plan.output_room if plan else output_room,
                 bag_room=bag_room or {},
                 fixed=fixed,
-                onnx=onnx,
+                onnx=compiled_file,
+                source=onnx,
+                calibrated=calibrated,
                 name=name or onnx.stem,
                 max_batch=max_batch,
                 description=features,
@@ -125,6 +140,24 @@ def compile_model(
                     made = compiled(Path(folder), fixed)
                     joined.add(made.artifact, [v.object_file for group in made.versions.values() for v in group])
         return replace(load_artifact(draft), path=out)
+
+
+def _needs_calibration(onnx: Path, precision: Precision, samples: SampleSource | None) -> bool:
+    """Raises ConfigError where samples are missing, or of no use."""
+    if precision != "int8":
+        if samples is not None:
+            raise ConfigError(f"samples to calibrate with are for precision int8, not {precision}")
+        return False
+    if samples is None and not is_quantised(parse_model(onnx)):
+        raise ConfigError(f"{onnx}: computes in floats; int8 needs samples of its inputs (--calibrate DATA.npz)")
+    return samples is not None
+
+
+def _check(onnx: Path, max_batch: int | None, output_room: int, *, fallback: bool) -> None:
+    """Raises ModelError for a file that cannot be compiled as it is, or whose own columns would be lost."""
+    model = load_model(onnx, max_batch, fallback=fallback, output_room=output_room)
+    if model.columns is not None:
+        raise ModelError(f"{onnx}: computes feature columns of raw features; calibrate it without these operators")
 
 
 def _plan(onnx: Path, dimension: Bounds, output_room: int, features: Path | None, *, fallback: bool) -> DimensionPlan:

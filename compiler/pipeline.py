@@ -90,7 +90,9 @@ class Compilation(Lowering):
             phase(compilation)
     """
 
-    onnx: Path
+    onnx: Path  # the file that is compiled
+    source: Path  # the file that was given: another one where `onnx` was calibrated
+    calibrated: int  # samples that it was calibrated with, or 0
     name: str
     max_batch: int | None  # of a dynamic batch; None: as the file says
     output_room: OutputRoom  # elements for each sample of an output whose extents values decide
@@ -223,7 +225,8 @@ def write_manifest(compilation: Compilation) -> None:
         arena_bytes=parts.arena_bytes,
         layers=parts.layers,
         environment=flat_facts(c.environment) | {"timed_since": c.cache.counts.timed_since},
-        source_digest=file_digest(c.onnx),
+        source_digest=file_digest(c.source),
+        calibrated=c.calibrated,
         kernels_digest=file_digest(c.draft / KERNELS),
         weights_digest=parts.weights_digest,
         columns_digest=keep_columns(c.features.description if c.features else None, c.draft),
@@ -242,13 +245,7 @@ def keep_answer(compilation: Compilation) -> None:
 LoweringPhase: TypeAlias = Callable[[Lowering], None]
 Phase: TypeAlias = Callable[[Compilation], None]
 
-LOWERING_PHASES: tuple[LoweringPhase, ...] = (
-    find_patterns,
-    begin_graph,
-    lower_nodes,
-    complete_outputs,
-    settle_halos,
-)
+LOWERING_PHASES: tuple[LoweringPhase, ...] = (find_patterns, begin_graph, lower_nodes, complete_outputs, settle_halos)
 
 PHASES: tuple[Phase, ...] = (
     import_model,

@@ -175,6 +175,11 @@ def _verify_bucket(
         raise ModelError(f"{model}: takes {takes}; the artifact {found.path} takes {ours}{hint}")
     specs = graph.layers
     if [spec.name for spec in specs] != [layer.name for layer in manifest.layers]:
+        if manifest.calibrated:
+            raise ModelError(
+                f"{model}: computes in floats, and the artifact {found.path} was calibrated to 8-bit integers: no "
+                "layers can be compared; give samples (--data DATA.npz) to compare their outputs"
+            )
         raise ModelError(f"{model}: its layers are not those of the artifact {found.path}; compile it again")
     cores = usable_machine().cores  # before the pool pins this thread, which narrows the cores reported
     before = os.sched_getaffinity(0)

@@ -38,7 +38,7 @@ MAY_IMPORT = {
 # above all of them.
 FLOORS = {
     "veltair.compiler": (
-        *("onnx", "graph", "codegen", "embedding", "kernels", "stitch", "features", "patterns"),
+        *("onnx", "quantisation", "graph", "codegen", "embedding", "kernels", "stitch", "features", "patterns"),
         *("locality", "timing", "tuning"),
     ),
     "veltair.profiles": ("artifact", "cache", "records", "runtime"),

@@ -1,7 +1,7 @@
 """A multi-tenant inference daemon for CPUs.
 
-For Python: `compile`, `load`, `features`, `serve`, `Client`, `AsyncClient`, `load_test` and `simulate`, which `api/`
-holds; each is imported when it is first used. ::
+For Python: `compile`, `load`, `measure_accuracy`, `features`, `serve`, `Client`, `AsyncClient`, `load_test` and
+`simulate`, which `api/` holds; each is imported when it is first used. ::
 
     artifact = veltair.compile("model.onnx", "artifacts/model")
     with veltair.serve(artifact) as daemon:
@@ -20,6 +20,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from veltair.api.accuracy import OutputAccuracy, measure_accuracy
     from veltair.api.client import Answer, AsyncClient, Client
     from veltair.api.compiling import compile
     from veltair.api.daemon import Daemon, serve
@@ -43,6 +44,7 @@ __all__ = [
     "Daemon",
     "InProcessModel",
     "LoadResult",
+    "OutputAccuracy",
     "SimulationResult",
     "TenantConfig",
     "TrainingFeatures",
@@ -51,10 +53,12 @@ __all__ = [
     "load",
     "load_artifact",
     "load_test",
+    "measure_accuracy",
     "serve",
     "simulate",
 ]
 _MODULES = {
+    "api.accuracy": ("OutputAccuracy", "measure_accuracy"),
     "api.client": ("Answer", "AsyncClient", "Client"),
     "api.compiling": ("compile",),
     "api.daemon": ("Daemon", "serve"),

@@ -35,7 +35,7 @@ class ProfileError(ArtifactError):
 
 
 class DataError(UserError):
-    """Raw features for training are wrong: a column is missing, of another type, has nulls, or lies about itself."""
+    """Data beside a model are wrong: a column or an array is missing, of another type or shape, has nulls, …"""
 
 
 class RequestError(UserError):

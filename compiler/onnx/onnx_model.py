@@ -120,7 +120,7 @@ def load_model(
     with tempfile.TemporaryDirectory(prefix="veltair-") as folder, bounded_memory(held, path):
         tables = extract_tables(proto, path, Path(folder))
         dynamic = _is_dynamic(proto, path)
-        proto = _up_to_date(proto, path, Path(folder))
+        proto = up_to_date(proto, path, Path(folder))
         if fixed:
             fixed.cut_inputs(proto, axes)
         put_steps_first(proto.graph)
@@ -187,7 +187,7 @@ def parse_model(path: Path) -> onnx.ModelProto:
     return proto
 
 
-def _up_to_date(proto: onnx.ModelProto, path: Path, folder: Path) -> onnx.ModelProto:
+def up_to_date(proto: onnx.ModelProto, path: Path, folder: Path) -> onnx.ModelProto:
     """Check the model with ONNX's own checker, convert it to opset 17 or newer, and drop constants from its inputs.
 
     Large constants move to the folder.

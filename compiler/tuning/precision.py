@@ -22,7 +22,7 @@ from veltair.errors import ConfigError
 from veltair.machine.isa import tvm_target
 from veltair.machine.topology import usable_machine
 
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16", "int8"]
 # A dot product does the work of two fp32 products. Convolutions in fp32 need fewer of them (Winograd), so a dot has to
 # take clearly less than two: with equal times ResNet-50 takes 0.6 of its time in fp32, with 4 times as long 1.7.
 DEAREST_DOT = 1.5  # products in whose time a dot product has to be done
@@ -35,7 +35,8 @@ def pick_precision(
     """What a model is compiled to.
 
     "auto" is bf16 with AMX tiles, and with AVX-512-bf16 alone where its dot products are fast: they take as long as a
-    product of floats on some CPUs (Zen 5), four times as long on others (Sapphire Rapids).
+    product of floats on some CPUs (Zen 5), four times as long on others (Sapphire Rapids). "int8" is as "auto": it is
+    what the layers compute in that do not multiply 8-bit integers.
 
     Args:
         features: those that the code may use.
@@ -49,7 +50,7 @@ def pick_precision(
         raise ConfigError(
             f"precision bf16 needs AVX-512-bf16 or AMX (avx512_bf16, amx_bf16), {has}; fp32 runs everywhere"
         )
-    if wanted != "auto":
+    if wanted in ("fp32", "bf16"):
         return wanted
     if "amx_bf16" in features or ("avx512_bf16" in features and dots_pay()):
         return "bf16"

@@ -178,6 +178,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source_digest: str  # sha256 of the ONNX file
     kernels_digest: str
     weights_digest: str
+    calibrated: int = 0  # samples by which the compiler chose scales of 8-bit integers; 0: it chose none
     level_sources: tuple[LevelSource, ...] = ()  # of each level; none stands for all measured
     packed_buffers: tuple[Port, ...] = msgspec.field(default=(), name="banks")  # one-dimensional
     mergeable: bool = True  # whether queries of different clients may share a batch

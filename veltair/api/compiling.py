@@ -15,9 +15,11 @@ from veltair.profiles.artifact.artifact_folder import Artifact
 from veltair.profiles.cache.cache_folder import CacheFolder, cache_path
 
 if TYPE_CHECKING:
+    from veltair.compiler.quantisation.samples import SampleSource
     from veltair.compiler.tuning.precision import Precision
     from veltair.profiles.artifact.manifest import LevelSource, Storage
 
+PRECISIONS = ("auto", "fp32", "bf16", "int8")  # the values of `Precision`, whose module loads TVM's compiler
 Report: TypeAlias = Callable[[str, float, float | None], object]  # what is done, how much of it, of how much
 
 
@@ -30,6 +32,7 @@ def compile(
     qos_ms: float | None = None,
     trials: int | None = None,
     precision: Precision = "auto",
+    calibrate: SampleSource | None = None,
     isa: str | None = None,
     max_batch: int | None = None,
     dims: Mapping[str, tuple[int, int]] | None = None,
@@ -58,6 +61,8 @@ def compile(
         name: the model's name; default: the file's stem, or the class of the module.
         qos_ms: its latency target; default: the file's, or three times what the model takes.
         trials: candidates to measure of a layer without shipped records; 0 compiles without a search.
+        calibrate: for a float model in `precision="int8"`, samples of its inputs: arrays by name, or an .npz file of
+            them. Their first dimension counts samples; a hundred typical ones are enough for most models.
         max_batch: the greatest of a dynamic batch.
         dims: the bounds of a dimension beside the batch that the model leaves open, by its name: `{"seq": (1, 512)}`.
         features: a description of raw features (docs/features.md).
@@ -88,6 +93,7 @@ def compile(
             qos_ns=None if qos_ms is None else max(1, round(qos_ms * 1e6)),
             trials=trials,
             precision=precision,
+            samples=calibrate,
             isa=isa,
             fresh=fresh,
             max_batch=max_batch,

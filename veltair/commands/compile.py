@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
-from veltair.api.compiling import ReportedProgress
+from veltair.api.compiling import PRECISIONS, ReportedProgress
 from veltair.commands import refuse_to_overwrite
 from veltair.errors import ConfigError
 from veltair.machine.isa import ISAS
@@ -51,7 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="candidates to measure of a layer without shipped records (default: 64; 4 where those are another CPU's)",
     )
     parser.add_argument(
-        "--precision", choices=("auto", "fp32", "bf16"), default="auto", help="auto: bf16 where it is fast"
+        "--precision",
+        choices=PRECISIONS,
+        default="auto",
+        help="auto: bf16 where it is fast; int8: products of 8-bit integers, of a float file with --calibrate",
+    )
+    parser.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="DATA.npz",
+        help="samples of the inputs: an array of each name, whose first dimension counts samples",
     )
     parser.add_argument(
         "--isa", metavar="NAME", help=f"of {', '.join(ISAS)}: nothing beyond it is used; default: the richest here"
@@ -120,6 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
 examples:
   veltair compile resnet50.onnx --out artifacts/resnet50
+  veltair compile resnet50.onnx --out artifacts/resnet50-int8 --precision int8 --calibrate images.npz
   veltair compile bert.onnx --out artifacts/bert --name bert --max-batch 8 --dim sequence=1..512
   veltair compile saved_model/ --out artifacts/ranker --tensorflow-python tensorflow-env/bin/python"""
 
@@ -129,6 +139,8 @@ def run(args: argparse.Namespace) -> int:
     for option, value, least in (("--trials", args.trials, 0), ("--max-batch", args.max_batch, 1)):
         if value is not None and value < least:
             raise ConfigError(f"{option}: expected {least} or more, found {value}")
+    if args.calibrate is not None and args.precision != "int8":
+        raise ConfigError(f"--calibrate: is for --precision int8, not {args.precision}")
     if args.qos_ms is not None and not 0 < args.qos_ms < 1e9:
         raise ConfigError(f"--qos-ms: expected a positive number of milliseconds, found {args.qos_ms}")
     refuse_to_overwrite(args.out, force=args.force)
@@ -168,6 +180,7 @@ def run(args: argparse.Namespace) -> int:
                 qos_ns=None if args.qos_ms is None else max(1, round(args.qos_ms * 1e6)),
                 trials=args.trials,
                 precision=args.precision,
+                samples=args.calibrate,
                 isa=args.isa,
                 fresh=args.fresh,
                 max_batch=args.max_batch,
@@ -204,6 +217,11 @@ def run(args: argparse.Namespace) -> int:
 def decisions(args: argparse.Namespace, artifact: Artifact) -> Iterator[str]:
     """What the compiler decided by itself, a sentence each."""
     manifest = artifact.manifest
+    if manifest.calibrated:
+        yield (
+            f"Its scales are of {manifest.calibrated} samples; `veltair verify DIR {shlex.quote(str(args.model))} "
+            "--data DATA.npz` states its accuracy on others."
+        )
     if args.precision == "auto":
         if manifest.precision == "bf16":
             yield (

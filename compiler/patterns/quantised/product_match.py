@@ -1,6 +1,6 @@
 """Finds products of 8-bit integers: a Conv, MatMul or Gemm of dequantised operands, and what is rounded behind it.
 
-What one layer takes: product [+ bias] [activation] [rounded] [+ constant or tensor] [activation] [rounded].
+What one layer takes: product [+ bias] [reshaped] [activation] [rounded] [+ constant or tensor] [activation] [rounded].
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.graph.parameters.quantised import Window
 from veltair.compiler.onnx.node_attributes import attribute, padding
-from veltair.compiler.patterns.activations import activation_of
+from veltair.compiler.patterns.activations import activation_behind
 from veltair.compiler.patterns.quantised.dynamic import dynamic_product
 from veltair.compiler.patterns.quantised.quantum import QuantisedTensor, Quantum, dequantised, quantised_behind
 
@@ -150,6 +150,12 @@ def _with_epilogue(found: ProductMatch, nodes: list[onnx.NodeProto], taken: Matc
         if added is not None:
             nodes.append(user)
             found = replace(found, bias=found.bias + added, output=user.output[0])
+            user = view.only_user(found.output)
+    if dense and user is not None and user.op_type == "Reshape" and user.input[0] == found.output:
+        shape = view.shape_of(user.output[0])
+        if len(shape) > 1 and shape[-1] == found.bias.size:
+            nodes.append(user)
+            found = replace(found, output=user.output[0])
     name, first = _activation(found.output, nodes, view)
     found = replace(found, output=name, first=first)
     behind = quantised_behind(name, view)
@@ -197,12 +203,11 @@ def _given(quantum: Quantum | None) -> Quantum:
 
 
 def _activation(name: str, nodes: list[onnx.NodeProto], view: ModelView) -> tuple[str, str]:
-    user = view.only_user(name)
-    activation = activation_of(user, view.constants) if user is not None and user.input[0] == name else None
-    if user is None or activation is None:
+    found = activation_behind(name, view)
+    if found is None or any(view.matches.is_inner(node) or view.matches.has(node) for node in found.nodes):
         return name, "none"
-    nodes.append(user)
-    return user.output[0], activation
+    nodes.extend(found.nodes)
+    return found.output, found.activation
 
 
 def _constant_operand(node: onnx.NodeProto, name: str, columns: int, view: ModelView) -> NDArray[np.float32] | None:

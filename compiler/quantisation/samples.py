@@ -1,0 +1,132 @@
+"""Samples of a model's inputs, from a file of numpy arrays or from memory, checked against the model's file."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import ArrayLike, NDArray
+
+from veltair.errors import DataError
+
+MOST_BYTES = 8 << 30  # of all arrays of a file
+SampleSource: TypeAlias = str | Path | Mapping[str, ArrayLike]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """An input as the ONNX file declares it. An extent of 0 is open.
+
+    >>> ModelInput("x", "float32", (0, 3)).rows
+    1
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """Of an array of samples that one run takes: the fixed batch of the file, or one."""
+        return self.shape[0] or 1
+
+    def __str__(self) -> str:
+        return f"{self.dtype} of shape ({', '.join(['samples', *(str(dim or 'any') for dim in self.shape[1:])])})"
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Arrays by the name of an input; their first dimension counts samples.
+
+    >>> samples = Samples((ModelInput("x", "float32", (0, 2)),), {"x": np.zeros((3, 2), np.float32)}, runs=3)
+    >>> [feed["x"].shape for feed in samples.feeds()]
+    [(1, 2), (1, 2), (1, 2)]
+    """
+
+    inputs: tuple[ModelInput, ...]
+    arrays: Mapping[str, NDArray[Any]]
+    runs: int  # of the model, each at its batch or at one
+
+    def feeds(self) -> Iterator[dict[str, NDArray[Any]]]:
+        """What each run takes, in order."""
+        for run in range(self.runs):
+            yield {
+                each.name: np.ascontiguousarray(self.arrays[each.name][run * each.rows : (run + 1) * each.rows])
+                for each in self.inputs
+            }
+
+
+def model_inputs(graph: onnx.GraphProto) -> tuple[ModelInput, ...]:
+    """The inputs of a graph without its constants."""
+    constants = {tensor.name for tensor in graph.initializer}
+    found = []
+    for value in graph.input:
+        if value.name not in constants:
+            kind = value.type.tensor_type
+            dtype = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)))
+            found.append(ModelInput(value.name, dtype, tuple(dim.dim_value for dim in kind.shape.dim)))
+    return tuple(found)
+
+
+def read_samples(source: SampleSource, inputs: Sequence[ModelInput]) -> Samples:
+    """The samples of a file that `numpy.savez` wrote, or of arrays by name.
+
+    Raises DataError where a name, type or shape is not the model's, there is no sample, or a number is not finite.
+    """
+    where = str(source) if isinstance(source, str | Path) else "samples"
+    names = [each.name for each in inputs]
+    if isinstance(source, str | Path):
+        arrays = _read_file(Path(source), names)
+    else:
+        arrays = {name: np.asarray(value) for name, value in source.items()}
+        _check_names(arrays, names, where)
+    runs: dict[str, int] = {}
+    for each in inputs:
+        array, place = arrays[each.name], f"{where}: array {each.name!r}"
+        fits = array.ndim == len(each.shape) > 0 and all(
+            want in (0, found) for want, found in zip(each.shape[1:], array.shape[1:], strict=True)
+        )
+        if array.dtype != each.dtype or not fits:
+            raise DataError(f"{place}: expected {each}, found {array.dtype} of shape {array.shape}")
+        if len(array) == 0 or array.size == 0:
+            raise DataError(f"{place}: expected at least one sample, found shape {array.shape}")
+        if len(array) % each.rows:
+            raise DataError(
+                f"{place}: expected a multiple of {each.rows} samples, the model's batch, found {len(array)}"
+            )
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise DataError(f"{place}: expected finite numbers, found NaN or infinity")
+        runs[each.name] = len(array) // each.rows
+    if len(set(runs.values())) > 1:
+        counts = ", ".join(f"{name!r} {count}" for name, count in runs.items())
+        raise DataError(f"{where}: expected as many samples of every input, found {counts}")
+    return Samples(tuple(inputs), arrays, next(iter(runs.values()), 0))
+
+
+def _check_names(found: Mapping[str, object], names: Sequence[str], where: str) -> None:
+    if set(found) != set(names):
+        raise DataError(
+            f"{where}: expected an array for each input ({', '.join(names)}), found {', '.join(found) or 'none'}"
+        )
+
+
+def _read_file(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """The arrays of a file, none of which is unpickled."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = {entry.filename.removesuffix(".npy"): entry.file_size for entry in archive.infolist()}
+        _check_names(entries, names, str(path))
+        if (size := sum(entries.values())) > MOST_BYTES:
+            raise DataError(f"{path}: {size} bytes of arrays; expected at most {MOST_BYTES}")
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in names}
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, EOFError, MemoryError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error):
+        raise DataError(f"{path}: expected a file of numbers that numpy.savez wrote (.npz)") from None
