@@ -186,7 +186,7 @@ enum foreseen query_foresee(asker *from, const plan_key *key, uint64_t more) {
   if (!why) why = why_no_slot(slot);
   if (!why && more && !may_hold(from->connection, more)) why = MEMORY;
   if (why) {
-    gate_count(gate, 0);
+    gate_count(gate, more); /* it comes all the same, and is dropped */
     refuse(from, plan, NULL, 0, why);
   }
   plan_release(plan);
@@ -202,6 +202,9 @@ bool query_begin(asker *from, const request *request) {
   bool handled = true;
   const int64_t now = now_ns();
   gate *const gate = gate_of(link, plan);
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < plan->inputs; i++) bytes += plan->input[i].sent_bytes;
+  gate_count(gate, bytes);
   if (deadline_ns && deadline_ns <= now) {
     refuse(from, plan, request->id, request->id_bytes, LATE_ON_ARRIVAL);
   } else if (gate_shut(gate, plan->batch, now)) {
@@ -214,16 +217,12 @@ bool query_begin(asker *from, const request *request) {
       refuse(from, plan, request->id, request->id_bytes, why_no_slot(slot));
     } else if (from->connection->protocol->fill(plan, request, slot_of(link, plan->tenant, slot)) &&
                submit(from, plan, request, slot, deadline_ns)) {
-      uint64_t bytes = 0;
-      for (uint32_t i = 0; i < plan->inputs; i++) bytes += plan->input[i].sent_bytes;
-      gate_count(gate, bytes);
       return true; /* the query has the reference */
     } else {
       slots_give_back(link->free, plan->tenant, slot);
       handled = false;
     }
   }
-  if (handled) gate_count(gate, 0);
   plan_release(plan);
   return handled;
 }

@@ -321,8 +321,8 @@ extern const protocol http1_protocol;
 /* Puts into the key by what the caller is known, where callers are named: the request's authorization, which may be NULL,
  * or else the connection's certificate. */
 void query_name_caller(const connection *on, plan_key *key, const uint8_t *authorization, size_t size);
-/* What becomes of a request with this head that needs so many bytes more. A refusal, for a gate that is shut or for want
- * of a slot, of rate or of memory, has been sent and may have freed the asker. */
+/* What becomes of a request with this head, of which so many bytes come yet that have to be read. A refusal, for a gate
+ * that is shut or for want of a slot, of rate or of memory, has been sent and may have freed the asker. */
 enum foreseen { UNPLANNED, PLANNED, REFUSED };
 enum foreseen query_foresee(asker *from, const plan_key *key, uint64_t more);
 /* Whether the request became a query or was refused, which may free the asker; if not, Python has to look at it. */

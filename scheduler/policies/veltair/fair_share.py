@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from veltair.types import State, Tenant
 
 WINDOW = 10  # longest targets: what was used is counted over so long
-MOST = 1.0
+MOST = 0.75  # so that work of those who use most is taken on too
 STEP = 0.03  # for each query of a tenant short of core time that is refused
 REFUSED_SHARE = 0.2  # of such a tenant's queries, of those that its percentile lets be late
 
