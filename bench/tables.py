@@ -221,8 +221,8 @@ same cores, and its own CPU time is shown. Triton's engines run DLRM on one thre
     Section(
         "Overload",
         """DLRM (target 100 ms) and MobileNet-V2 (50 ms), eight to one, at their peak and at multiples of it, on two
-cores of an EPYC with AVX2 only (`python -m bench.serving.overload --seconds 30`), which the load generator shares.""",
-        lambda: with_environment("epyc-avx2/overload", lambda found: overload.markdown(found["runs"])),
+cores of an EPYC with AVX-512 (`python -m bench.serving.overload --seconds 10`), which the load generator shares.""",
+        lambda: with_environment("epyc/overload", lambda found: overload.markdown(found["runs"])),
     ),
     Section(coverage.TITLE, coverage.TEXT, lambda: with_environment("coverage", coverage.table)),
     Section(

@@ -17,6 +17,7 @@ from veltair.scheduler.policies.veltair.slow_cores import SlowCores
 from veltair.scheduler.policies.veltair.waiting_queries import WaitingQueries
 from veltair.scheduler.state import SchedulerState
 from veltair.scheduler.steps import Reject
+from veltair.types import Tenant
 
 RETRY = 4  # targets: after so long without a query of its own a tenant gets one in, whatever is known of it
 IDLE = 1.3  # what work on one core counts for at arrival: others lie idle meanwhile, and between blocks
@@ -70,7 +71,8 @@ class ArrivalCheck:
             self._admitted_ns[active.tenant.name] = now_ns
             return None
         lacking_ns = self._lacking_ns(state, active, rest_ns, now_ns)
-        self._fair.decided(active.tenant, now_ns, refused=lacking_ns > 0)
+        by_others = lacking_ns > 0 and self._lacking_ns(state, active, rest_ns, now_ns, own=True) <= 0
+        self._fair.decided(active.tenant, now_ns, refused=by_others)
         if lacking_ns > 0 and not self._is_shut_out(active, now_ns):
             arrival_ns = active.query.arrival_ns
             # One that arrives later is due as much later, and meanwhile the work on hand, which counts more, shrinks.
@@ -92,18 +94,24 @@ class ArrivalCheck:
         self._reserve.relax(name)
         return True
 
-    def _lacking_ns(self, state: SchedulerState, new: ActiveQuery, rest_ns: float, now_ns: int) -> float:
+    def _lacking_ns(
+        self, state: SchedulerState, new: ActiveQuery, rest_ns: float, now_ns: int, *, own: bool = False
+    ) -> float:
         """By how much the work on hand would make this query, or one of its or a higher priority that is due later,
         miss its end if all cores went to the query that is due first; above 0 only if something would be missed.
-        Its own tenant's queries go before it or after it by their levels, whenever they are due.
+        Its own tenant's queries go before it or after it by their levels, whenever they are due. `own`: if there were
+        no work but its own tenant's.
         """
         if len(state.waiting) == 1 and len(state.in_flight) < state.workers and self._slow.fast_free(state):
             return 0.0
         priority, due_ns, cores = new.tenant.priority, new.due_ns, self._slow.capacity(state)
-        running, backlog = self._running_work(state, priority, now_ns), self._waiting.backlog
+        running, backlog = (
+            self._running_work(state, priority, new.tenant if own else None, now_ns),
+            self._waiting.backlog,
+        )
         ahead_ns, waiting, level = 0.0, [], new.query.priority_level
         for kind in backlog.kinds():
-            if kind.tenant.priority < priority:
+            if kind.tenant.priority < priority or (own and kind.tenant is not new.tenant):
                 continue
             dues, core_ns = kind.due_after(now_ns), self._core_ns(state, kind)
             if kind.level == level or kind.tenant is not new.tenant:
@@ -138,14 +146,16 @@ class ArrivalCheck:
         self._sample_costs.pop(tenant, None)
         self._admitted_ns.pop(tenant, None)
 
-    def _running_work(self, state: SchedulerState, priority: int, now_ns: int) -> list[tuple[int, float]]:
-        """Of the queries in flight of at least this priority that can still be in time: when each is due, and what is
-        left of it, as `counted_ns`.
+    def _running_work(
+        self, state: SchedulerState, priority: int, of: Tenant | None, now_ns: int
+    ) -> list[tuple[int, float]]:
+        """Of the queries in flight of at least this priority, and of one tenant or all, that can still be in time: when
+        each is due, and what is left of it, as `counted_ns`.
         """
         work: list[tuple[int, float]] = []
         for active in state.in_flight.values():
             due_ns, run = active.due_ns, active.run
-            if due_ns <= now_ns or active.tenant.priority < priority:
+            if due_ns <= now_ns or active.tenant.priority < priority or (of is not None and active.tenant is not of):
                 continue
             if run is None or active.next_layer < active.costs.layers:
                 core_ns = remaining_core_ns(active, self._corrections[active.tenant.name], now_ns)

@@ -31,12 +31,14 @@ def test_the_backlog_has_every_waiting_query_by_kind(story):
         }
 
 
-def walked_lacking_ns(check, state, new, rest_ns, now_ns):
+def walked_lacking_ns(check, state, new, rest_ns, now_ns, own):
     """`ArrivalCheck._lacking_ns`, query by query."""
     corrections, work, level = check._corrections, [], new.query.priority_level
     for active in (*state.in_flight.values(), *state.waiting.values()):
         tenant = active.tenant
         if tenant.priority < new.tenant.priority or (active.due_ns <= now_ns and active is not new):
+            continue
+        if own and tenant is not new.tenant:
             continue
         ranked = tenant is new.tenant and active.query.id in state.waiting  # else only its end says when its turn is
         behind = (active.query.priority_level - level) * ranked
@@ -52,7 +54,8 @@ def walked_lacking_ns(check, state, new, rest_ns, now_ns):
                 least = min(least, costs.rest_on_one_ns[SOLO][0] / costs.profile.batch)
             core_ns = min(core_ns, counted_ns(least * corrections[tenant.name].one_core * active.query.batch, 1))
         work.append((-1 if behind < 0 else active.due_ns, core_ns))
-    done_ns, worst = now_ns + check._reserve.spare_ns(new, rest_ns), 0.0
+    kept_ns = check._fair.spare_ns(new.tenant, new.qos_ns - rest_ns, now_ns)
+    done_ns, worst = now_ns + max(check._reserve.spare_ns(new, rest_ns), kept_ns), 0.0
     for due_ns, core_ns in sorted(work):
         done_ns += core_ns / state.cores
         if due_ns >= new.due_ns:
@@ -64,10 +67,10 @@ def walked_lacking_ns(check, state, new, rest_ns, now_ns):
 def test_the_work_before_a_query_is_that_of_all_queries_one_by_one(story):
     found = ArrivalCheck._lacking_ns
 
-    def compared(check, state, new, rest_ns, now_ns):
-        lacking_ns = found(check, state, new, rest_ns, now_ns)
+    def compared(check, state, new, rest_ns, now_ns, *, own=False):
+        lacking_ns = found(check, state, new, rest_ns, now_ns, own=own)
         if not (state.free and len(state.waiting) == 1 and len(state.in_flight) < state.workers):
-            assert lacking_ns == pytest.approx(walked_lacking_ns(check, state, new, rest_ns, now_ns), abs=1e-6)
+            assert lacking_ns == pytest.approx(walked_lacking_ns(check, state, new, rest_ns, now_ns, own), abs=1e-6)
         return lacking_ns
 
     with pytest.MonkeyPatch.context() as patched:
