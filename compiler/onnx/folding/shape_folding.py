@@ -18,6 +18,7 @@ from onnx import helper
 from veltair.compiler.onnx.constants import captured_names
 from veltair.compiler.onnx.folding.opaque_nodes import OWN_DOMAIN, is_opaque, join_opaque, wrap_foreign
 from veltair.compiler.onnx.folding.row_numbers import ROWS, keep_apart
+from veltair.compiler.onnx.folding.sample_labels import keeps_samples_apart
 from veltair.compiler.onnx.folding.shape_arguments import restate
 from veltair.compiler.onnx.folding.shape_propagation import ShapePropagation, TensorFacts, same_values
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom, batch_symbols, give_room
@@ -90,10 +91,10 @@ def fold_shapes(
     values |= {name: TensorSpec(name, str(array.dtype), array.shape) for name, array in folding.constants.items()}
     nodes = _needed(simplify_transpositions(nodes, values, outputs), outputs)
     folded = FoldedGraph(nodes, folding.constants, values, tuple(output.name for output in proto.graph.output), sized)
-    # Whether rows of what is joined mix, nobody knows.
     apart = keep_apart(nodes, outputs, folded.values, folded.constants, path)
-    # A scale that is worked out from all of a batch would make an answer depend on others' queries.
-    folded.mergeable = apart and not any(is_opaque(n) or n.op_type == "DynamicQuantizeLinear" for n in nodes)
+    # Whether rows of what is joined mix, nobody knows; a dynamic scale is worked out from all of a batch.
+    apart = apart and not any(is_opaque(n) or n.op_type == "DynamicQuantizeLinear" for n in nodes)
+    folded.mergeable = apart and keeps_samples_apart(nodes, outputs, values, folded.constants, folding.opset)
     return folded
 
 
