@@ -115,7 +115,8 @@ def test_queries_that_miss_burn_the_budget_of_their_tenant(daemon: Daemon, prome
 
     until("a burn rate of misses", lambda: burn() > 1)
     missed = prometheus.series('tenant_cause:veltair_slo_misses:rate5m{tenant="mlp"} > 0')
-    assert {series["metric"]["cause"] for series in missed} == {"deadline"}
+    causes = {series["metric"]["cause"] for series in missed}
+    assert causes - {"late"} == {"deadline"}  # on a busy machine others come late
 
 
 def test_the_dashboards_queries_are_answered(prometheus: Prometheus) -> None:
