@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from bench import part_tables
+from bench import int8, part_tables
 from bench.coverage import table as coverage
 from bench.kernels import networks
 from bench.paper import reality
@@ -219,11 +219,11 @@ same cores, and its own CPU time is shown. Triton's engines run DLRM on one thre
         lambda: with_environment("epyc/way", way.markdown),
     ),
     Section(
-        "Overload",
-        """DLRM (target 100 ms) and MobileNet-V2 (50 ms), eight to one, at their peak and at multiples of it, on two
-cores of an EPYC with AVX-512 (`python -m bench.serving.overload --seconds 10`), which the load generator shares.""",
+        overload.TITLE,
+        overload.TEXT,
         lambda: with_environment("epyc/overload", lambda found: overload.markdown(found["runs"])),
     ),
+    Section(int8.TITLE, int8.TEXT, lambda: with_environment("epyc/int8", int8.table)),
     Section(coverage.TITLE, coverage.TEXT, lambda: with_environment("coverage", coverage.table)),
     Section(
         "Loading beside serving",

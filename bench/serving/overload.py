@@ -27,6 +27,9 @@ from bench.part_tables import markdown_table
 from bench.paths import CLI, DEMO, RESULTS
 from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
 
+TITLE = "Overload"
+TEXT = """DLRM (target 100 ms) and MobileNet-V2 (50 ms), eight to one, at their peak and at multiples of it, on two
+cores of an EPYC with AVX-512 (`python -m bench.serving.overload --seconds 10`), which the load generator shares."""
 TENANTS = (("dlrm", 800.0, 100.0), ("mobilenet_v2", 100.0, 50.0))  # name, queries a second at factor 1, target in ms
 PEAK_SECONDS = 10.0
 FIRST = ("nice", "-n", "-16")  # before all processes of the daemon
