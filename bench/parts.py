@@ -136,6 +136,7 @@ PARTS = {
     "micro": Part(("micro/*.json",), lambda at: [("bench.micro.run", "--save")], fixed=True),
     "way": Part(("way.json", "fronts.json", "front.json"), _way),
     "loads": Part(("model-loads.json",), _model_loads),
+    "int8": Part(("int8.json",), lambda at: [("bench.int8", "--out", at.result("int8"))]),
     "overload": Part(("overload.json",), lambda at: [("bench.serving.overload", "--out", at.result("overload"))]),
     "mixes": Part(("mix-*.json",), _mixes),
     "reality": Part(("reality.json",), lambda at: [("bench.paper.reality", "--again", "--results", str(at.results))]),
