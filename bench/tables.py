@@ -229,7 +229,7 @@ same cores, and its own CPU time is shown. Triton's engines run DLRM on one thre
         "Loading beside serving",
         """MobileNet-V2 at a steady rate over gRPC, alone and while a model of a gigabyte is loaded and unloaded
 again and again (`python -m bench.serving.model_loads SERVED LOADED`). The bar is 1.1 times the 99th percentile.""",
-        lambda: with_environment("model-loads", model_loads.markdown),
+        lambda: with_environment("epyc/model-loads", model_loads.markdown),
     ),
     Section(
         "What the front side carries",

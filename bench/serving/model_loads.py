@@ -113,8 +113,8 @@ def markdown(found: dict[str, Any]) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("bench.serving.model_loads", description="What loading costs the others.")
-    parser.add_argument("served", type=Path)
-    parser.add_argument("loaded", type=Path)
+    parser.add_argument("served", type=lambda path: Path(path).resolve())
+    parser.add_argument("loaded", type=lambda path: Path(path).resolve())
     parser.add_argument("--qps", type=float, default=100.0)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=3)
