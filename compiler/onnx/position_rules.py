@@ -17,18 +17,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.onnx.folding.element_wise import ELEMENT_WISE
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.onnx_model import OnnxModel
 
-POSITION_WISE = frozenset(
-    {
-        *("Abs", "Add", "And", "Cast", "Ceil", "Celu", "Clip", "Cos", "Div", "Elu", "Equal", "Erf", "Exp", "Floor"),
-        *("Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu"),
-        *("Less", "LessOrEqual", "Log", "Max", "Min", "Mish", "Mod", "Mul", "Neg", "Not", "Or", "PRelu", "Pow"),
-        *("Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Sqrt", "Sub"),
-        *("Sum", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor", "Expand"),
-    }
-)
+POSITION_WISE = ELEMENT_WISE | {"Expand"}
 ALONG_AXIS = frozenset({"LogSoftmax", "ArgMax", "ArgMin", "TopK", "Hardmax", "Split", "Concat"})
 # Inputs that may depend on the extent: they show in the shape of the result, or are looked at by themselves.
 LOOKED_AT: Mapping[str, tuple[int, ...]] = {"Reshape": (1,), "Expand": (1,), "Slice": (1, 2, 3, 4), "Gather": (1,)}

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.onnx.folding.element_wise import ELEMENT_WISE
 from veltair.compiler.onnx.node_attributes import attribute, reduced_axes
 from veltair.compiler.onnx.node_evaluation import Array, NodeEvaluator
 from veltair.types import TensorSpec
@@ -22,29 +23,10 @@ BOTH = 0b11
 MOVING = frozenset({"Concat", "Split", "Slice", "Gather", "Expand", "Tile", "DepthToSpace", "SpaceToDepth"})
 RESHAPING = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 ALONG_AXIS = frozenset({"Softmax", "LogSoftmax", "Hardmax", "CumSum", "ArgMax", "ArgMin", "TopK", "LpNormalization"})
-BY_ELEMENT = {
-    *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "PRelu", "Clip", "Cast"),
-    *("And", "Or", "Xor", "Not", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Identity", "Dropout"),
-    *("Abs", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Erf", "Tanh", "Sigmoid", "Relu", "LeakyRelu", "Elu", "Selu"),
-    *(
-        "Gelu",
-        "HardSigmoid",
-        "HardSwish",
-        "Mish",
-        "Softplus",
-        "Softsign",
-        "Sin",
-        "Cos",
-        "Floor",
-        "Ceil",
-        "Round",
-        "Sign",
-    ),
-}
+BY_ELEMENT = ELEMENT_WISE | {"Mean", "Dropout"}
 
-Labels: TypeAlias = NDArray[
-    np.uint8
-]  # bits of samples by element; an axis of 1 stands for one along which all are alike
+# Bits of samples by element. An axis of 1 stands for one along which all are alike.
+Labels: TypeAlias = NDArray[np.uint8]
 
 
 def keeps_samples_apart(
@@ -81,15 +63,14 @@ class _SampleLabels:
 
     def follow(self, node: onnx.NodeProto) -> None:
         """Label the outputs of a node, whose inputs are labelled unless they are constants or the graph's inputs."""
-        names = [name for name in node.output if name in self._values]
-        found: Sequence[Labels | None] = self._known(node) or [None] * len(names)
-        mixed = any(np.any(self._of(name) == BOTH) for name in node.input if name)
-        for name, labels in zip(names, found, strict=False):
-            self._labels[name] = self._rows_of(name, mixed=mixed) if labels is None else _compressed(labels)
+        found: Sequence[Labels | None] = self._known(node) or [None] * len(node.output)
+        for name, labels in zip(node.output, found, strict=False):
+            if name in self._values:
+                self._labels[name] = self._row_by_row(node, name) if labels is None else _compressed(labels)
 
     def are_rows(self, name: str) -> bool:
         """Whether each row depends on its own sample alone, if a sample's rows lie side by side."""
-        labels, rows = self._of(name), self._rows_of(name, mixed=False)
+        labels, rows = self._of(name), self._rows_of(name)
         return labels.ndim == rows.ndim and not np.any(labels & ~rows)
 
     def _known(self, node: onnx.NodeProto) -> list[Labels] | None:
@@ -113,9 +94,10 @@ class _SampleLabels:
     def _reduced(self, node: onnx.NodeProto, labels: Labels) -> list[Labels] | None:
         if len(node.input) > 1 and node.input[1] and node.input[1] not in self._constants:
             return None
-        axes = [axis % labels.ndim for axis in reduced_axes(node, self._constants)] or list(range(labels.ndim))
-        if attribute(node, "noop_with_empty_axes", 0) and len(axes) == labels.ndim:
-            return None
+        axes = [axis % labels.ndim for axis in reduced_axes(node, self._constants)]
+        if not axes and attribute(node, "noop_with_empty_axes", 0):
+            return [labels]
+        axes = axes or list(range(labels.ndim))
         whole = _united(labels, axes)
         keep = attribute(node, "keepdims", 1)
         return [whole if keep else whole.reshape([n for axis, n in enumerate(whole.shape) if axis not in axes])]
@@ -154,20 +136,37 @@ class _SampleLabels:
         others = [self._constants[name] if name else None for name in node.input[len(labelled) :]]
         return self._evaluator.run(node, [*wholes, *others])
 
+    def _row_by_row(self, node: onnx.NodeProto, output: str) -> Labels:
+        """As of an operator that computes each row from the same row of its inputs: of those with as many of them."""
+        labels = {name: self._of(name) for name in node.input if name and name not in self._constants}
+        rank, axis = len(self._values[output].shape), self._batch_axis(output)
+        if axis is None or any(np.any(each == BOTH) for each in labels.values()):
+            return np.full([1] * rank, BOTH, np.uint8)
+        rows, found = self._values[output].shape[axis], list[Labels]()
+        for name, each in labels.items():
+            own = self._batch_axis(name)
+            if own is not None and self._values[name].shape[own] == rows:
+                united = _united(each, [place for place in range(each.ndim) if place != own])
+                found.append(united.reshape([-1 if place == axis else 1 for place in range(rank)]))
+        return _joined(found) if found else self._rows_of(output)
+
     def _of(self, name: str) -> Labels:
         if name in self._constants:
             return np.zeros([1] * self._constants[name].ndim, np.uint8)
         found = self._labels.get(name)
-        return self._rows_of(name, mixed=False) if found is None else found
+        return self._rows_of(name) if found is None else found
 
-    def _rows_of(self, name: str, *, mixed: bool) -> Labels:
-        """The batch as the first axis in which it is, a sample's rows side by side; all of it where it is in none."""
-        spec = self._values[name].shape
-        axis = next((axis for axis, dim in enumerate(spec) if dim < 0), None)
-        if axis is None or mixed:
+    def _rows_of(self, name: str) -> Labels:
+        """A sample's rows side by side; all samples where the tensor has no axis of the batch."""
+        spec, axis = self._values[name].shape, self._batch_axis(name)
+        if axis is None:
             return np.full([1] * len(spec), BOTH, np.uint8)
         rows = np.repeat(np.array([1 << sample for sample in range(BATCH)], np.uint8), -spec[axis])
         return rows.reshape([-1 if axis == place else 1 for place in range(len(spec))])
+
+    def _batch_axis(self, name: str) -> int | None:
+        """The first axis whose extent is the batch, or a multiple of it."""
+        return next((axis for axis, dim in enumerate(self._values[name].shape) if dim < 0), None)
 
     def _shape(self, name: str) -> tuple[int, ...]:
         if name in self._constants:

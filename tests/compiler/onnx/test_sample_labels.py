@@ -30,6 +30,7 @@ CONSTANTS = {
     "backwards": np.array([-1], np.int64),
     "weights": np.random.default_rng(0).standard_normal((WIDTH, WIDTH), dtype=np.float32),
     "wide": np.random.default_rng(1).standard_normal((2 * WIDTH, WIDTH), dtype=np.float32),
+    "scale": np.linspace(1, 2, WIDTH, dtype=np.float32),
     "shuffled": np.random.default_rng(2).permutation(WIDTH).astype(np.int64),
 }
 APART = {
@@ -70,8 +71,20 @@ APART = {
         node("Split", ["p"], ["a", "b"], axis=0),
         node("Add", ["a", "b"], ["y"]),
     ],
+    "an operator that is not known here, on rows of all inputs": [
+        node("Concat", ["x", "z"], ["c"], axis=0),
+        node("LayerNormalization", ["c", "scale"], ["n"]),
+        node("Split", ["n"], ["a", "b"], axis=0),
+        node("Add", ["a", "b"], ["y"]),
+    ],
 }
 MIXED = {
+    "an operator that is not known here, on rows that are paired then": [
+        node("Concat", ["x", "z"], ["c"], axis=0),
+        node("LayerNormalization", ["c", "scale"], ["n"]),
+        node("Reshape", ["n", "pairs"], ["p"]),
+        node("MatMul", ["p", "wide"], ["y"]),
+    ],
     "a mean over the batch": [node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1), node("Sub", ["x", "m"], ["y"])],
     "a mean over everything": [node("ReduceMean", ["x"], ["m"], keepdims=1), node("Sub", ["x", "m"], ["y"])],
     "a softmax over the batch": [node("Softmax", ["x"], ["y"], axis=0)],
