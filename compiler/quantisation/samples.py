@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +12,8 @@ import onnx
 from numpy.typing import ArrayLike, NDArray
 
 from veltair.errors import DataError
+from veltair.profiles.array_file import read_arrays
 
-MOST_BYTES = 8 << 30  # of all arrays of a file
 SampleSource: TypeAlias = str | Path | Mapping[str, ArrayLike]
 
 
@@ -82,10 +80,12 @@ def read_samples(source: SampleSource, inputs: Sequence[ModelInput]) -> Samples:
     where = str(source) if isinstance(source, str | Path) else "samples"
     names = [each.name for each in inputs]
     if isinstance(source, str | Path):
-        arrays = _read_file(Path(source), names)
+        arrays = read_arrays(Path(source))
     else:
         arrays = {name: np.asarray(value) for name, value in source.items()}
-        _check_names(arrays, names, where)
+    if set(arrays) != set(names):
+        found = ", ".join(arrays) or "none"
+        raise DataError(f"{where}: expected an array for each input ({', '.join(names)}), found {found}")
     runs: dict[str, int] = {}
     for each in inputs:
         array, place = arrays[each.name], f"{where}: array {each.name!r}"
@@ -107,26 +107,3 @@ def read_samples(source: SampleSource, inputs: Sequence[ModelInput]) -> Samples:
         counts = ", ".join(f"{name!r} {count}" for name, count in runs.items())
         raise DataError(f"{where}: expected as many samples of every input, found {counts}")
     return Samples(tuple(inputs), arrays, next(iter(runs.values()), 0))
-
-
-def _check_names(found: Mapping[str, object], names: Sequence[str], where: str) -> None:
-    if set(found) != set(names):
-        raise DataError(
-            f"{where}: expected an array for each input ({', '.join(names)}), found {', '.join(found) or 'none'}"
-        )
-
-
-def _read_file(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """The arrays of a file, none of which is unpickled."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = {entry.filename.removesuffix(".npy"): entry.file_size for entry in archive.infolist()}
-        _check_names(entries, names, str(path))
-        if (size := sum(entries.values())) > MOST_BYTES:
-            raise DataError(f"{path}: {size} bytes of arrays; expected at most {MOST_BYTES}")
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in names}
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, EOFError, MemoryError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error):
-        raise DataError(f"{path}: expected a file of numbers that numpy.savez wrote (.npz)") from None

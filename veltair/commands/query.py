@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from veltair.errors import ConfigError, UserError
 from veltair.loadgen.payloads import draw_payloads
 from veltair.loadgen.scenario import LoadSettings
 from veltair.loadgen.tenant_streams import connect
+from veltair.profiles.array_file import read_arrays
 from veltair.terminal import Column, ResultTable, result_console
 
 SHOWN_VALUES = 6  # of an output
@@ -49,7 +49,7 @@ examples:
 def run(args: argparse.Namespace) -> int:
     """Ask once. Returns 0; raises UserError for a wrong request, VeltairError for a refusal."""
     refuse_to_overwrite(args.out, force=args.force)
-    inputs = _read(args.npz) if args.npz else _draw(args)
+    inputs = read_arrays(args.npz) if args.npz else _draw(args)
     try:
         with Client(args.address, token=args.token) as client:
             options: dict[str, Any] = {"trace": True, "version": args.model_version}
@@ -66,16 +66,6 @@ def run(args: argparse.Namespace) -> int:
         np.savez(args.out, **kept)
     _show(args, answer, took_ms)
     return 0
-
-
-def _read(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, BadZipFile, AttributeError):
-        raise ConfigError(f"{path}: expected a file of np.savez, without pickled objects") from None
 
 
 def _draw(args: argparse.Namespace) -> dict[str, Any]:
