@@ -92,7 +92,8 @@ def compile_model(
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="veltair-compile-"))
         compiled_file, calibrated = onnx, 0
         plan = None if dimension is None else _plan(onnx, dimension, output_room, features, fallback=fallback)
-        if _needs_calibration(onnx, precision, samples) and samples is not None:
+        _check_samples(onnx, precision, samples)
+        if samples is not None:
             if plan is None:  # otherwise it has read the file
                 _check(onnx, max_batch, output_room, fallback=fallback)
             compiled_file, calibrated = calibrate(onnx, samples, Path(scratch), progress)
@@ -142,15 +143,12 @@ def compile_model(
         return replace(load_artifact(draft), path=out)
 
 
-def _needs_calibration(onnx: Path, precision: Precision, samples: SampleSource | None) -> bool:
+def _check_samples(onnx: Path, precision: Precision, samples: SampleSource | None) -> None:
     """Raises ConfigError where samples are missing, or of no use."""
-    if precision != "int8":
-        if samples is not None:
-            raise ConfigError(f"samples to calibrate with are for precision int8, not {precision}")
-        return False
-    if samples is None and not is_quantised(parse_model(onnx)):
+    if samples is not None and precision != "int8":
+        raise ConfigError(f"samples to calibrate with are for precision int8, not {precision}")
+    if samples is None and precision == "int8" and not is_quantised(parse_model(onnx)):
         raise ConfigError(f"{onnx}: computes in floats; int8 needs samples of its inputs (--calibrate DATA.npz)")
-    return samples is not None
 
 
 def _check(onnx: Path, max_batch: int | None, output_room: int, *, fallback: bool) -> None:

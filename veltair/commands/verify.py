@@ -63,7 +63,7 @@ def _state_accuracy(args: argparse.Namespace) -> int:
     with as_onnx(args.model, args.tensorflow_python) as onnx:
         found = measure_accuracy(args.artifact, onnx, args.data)
     if args.json:
-        print(json.dumps({"outputs": [asdict(each) | {"ok": each.ok} for each in found]}))
+        print(json.dumps({"outputs": [asdict(each) for each in found]}))
     else:
         for each in found:
             Console().print(describe(each), markup=False, highlight=False, soft_wrap=True)

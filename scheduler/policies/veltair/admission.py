@@ -71,13 +71,14 @@ class ArrivalCheck:
             self._admitted_ns[active.tenant.name] = now_ns
             return None
         lacking_ns = self._lacking_ns(state, active, rest_ns, now_ns)
-        by_others = lacking_ns > 0 and self._lacking_ns(state, active, rest_ns, now_ns, own=True) <= 0
+        short = lacking_ns > 0 and self._fair.is_short(active.tenant, now_ns)
+        by_others = short and self._lacking_ns(state, active, rest_ns, now_ns, own=True) <= 0
         self._fair.decided(active.tenant, now_ns, refused=by_others)
         if lacking_ns > 0 and not self._is_shut_out(active, now_ns):
             arrival_ns = active.query.arrival_ns
             # One that arrives later is due as much later, and meanwhile the work on hand, which counts more, shrinks.
             alike_ns = lacking_ns - (now_ns - arrival_ns) if active.due_ns - arrival_ns == active.qos_ns else 0
-            if self._fair.is_short(active.tenant, now_ns):
+            if short:
                 alike_ns = 0  # each of its queries is decided about: what is kept free of others follows its refusals
             return Reject(active, RefusalReason.OVERLOAD, for_ns=max(0, int(alike_ns / IDLE)))
         self._waiting.add_timely(active, active.due_ns - rest_ns)
@@ -105,12 +106,9 @@ class ArrivalCheck:
         if len(state.waiting) == 1 and len(state.in_flight) < state.workers and self._slow.fast_free(state):
             return 0.0
         priority, due_ns, cores = new.tenant.priority, new.due_ns, self._slow.capacity(state)
-        running, backlog = (
-            self._running_work(state, priority, new.tenant if own else None, now_ns),
-            self._waiting.backlog,
-        )
+        running = self._running_work(state, priority, new.tenant if own else None, now_ns)
         ahead_ns, waiting, level = 0.0, [], new.query.priority_level
-        for kind in backlog.kinds():
+        for kind in self._waiting.backlog.kinds():
             if kind.tenant.priority < priority or (own and kind.tenant is not new.tenant):
                 continue
             dues, core_ns = kind.due_after(now_ns), self._core_ns(state, kind)
@@ -119,7 +117,7 @@ class ArrivalCheck:
             elif kind.level < level:
                 ahead_ns += len(dues) * core_ns
         if due_ns <= now_ns:
-            waiting.append(([due_ns], self._core_ns(state, backlog.kind_of(new))))
+            waiting.append(([due_ns], self._core_ns(state, self._waiting.backlog.kind_of(new))))
         all_ns = ahead_ns + sum([core_ns for _, core_ns in running])
         all_ns += sum([len(dues) * core_ns for dues, core_ns in waiting])
         kept_ns = self._fair.spare_ns(new.tenant, new.qos_ns - rest_ns, now_ns)

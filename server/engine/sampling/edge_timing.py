@@ -30,12 +30,8 @@ class EdgeTiming:
     ) -> None:
         """`front`: its process id. `tenants`: by number, as they are now. `work`: what the front's threads have done so
         far for a tenant's number. `taken`: how many of its queries the engine was told of, likewise."""
-        self._front_clock, self._tenants, self._count_work, self._count_taken = (
-            ~front << 3 | _CPU_CLOCK,
-            tenants,
-            work,
-            taken,
-        )
+        self._front_clock = ~front << 3 | _CPU_CLOCK
+        self._tenants, self._count_work, self._count_taken = tenants, work, taken
         self._work: dict[int, int] = {}  # at the last reading, by number
         self._taken: dict[int, int] = {}  # likewise
         self._next_ns = 0
