@@ -58,7 +58,7 @@ async def leave(
 ) -> None:
     """Be not ready, serve for `lame_duck_s` more, and answer the accepted queries; a second signal ends the wait."""
     client.report_not_ready()
-    await grpc_front.report_draining()
+    grpc_front.report_draining()
     if lame_duck_s:
         shown = "not ready any more; serving for %.1f s more, or until a second signal"
         _log.info(shown, lame_duck_s, extra=event("not_ready"))

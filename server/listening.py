@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
@@ -20,6 +21,7 @@ from veltair.server.access.inside_protocol import inside_protocol
 
 OTHER_DESCRIPTORS = 256  # of libraries, the engine, the threads, the dashboard
 FLUSH_S = 2.0  # for responses still being sent when everything else has ended
+DATE_S = 1.0  # between two values of the header Date
 
 _log = logging.getLogger("veltair.server")
 
@@ -39,7 +41,24 @@ def with_descriptors(server: ServerConfig) -> ServerConfig:
 
 
 class HttpServer(uvicorn.Server):
-    """Does not handle signals: `serve` does. `HttpServer.of(app, listener, idle_s=300, secret=None)`."""
+    """Serves until `end`. Does not handle signals: `serve` does. `HttpServer.of(app, listener, idle_s=300, secret=None)`.
+
+    uvicorn looks ten times a second whether it should end. An idle front would do little else, with cold caches, and
+    that cost a sixth of its CPU time at 15 queries a second.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ended = asyncio.Event()
+
+    def end(self) -> None:
+        self.should_exit = True
+        self._ended.set()
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # at a counter of 0 it renews the header
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), DATE_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -233,7 +233,7 @@ class GrpcFront:
     ::
 
         front = await GrpcFront.start(service, "127.0.0.1:0")
-        await front.report_draining()  # health checks fail from here on
+        front.report_draining()  # health checks fail from here on
         await front.stop(grace_s=2.0)
     """
 
@@ -263,7 +263,6 @@ class GrpcFront:
             return {"", SERVICE, *tenants, *(tenant.manifest.model for tenant in tenants.values())}
 
         checks = HealthChecks(lambda: service.engine.ready, names)
-        await checks.start()
         reflector = reflection.aio.ReflectionServicer((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
         services = ((pb, InferenceServicer(service, learner)), (health_pb2, checks), (reflection_pb2, reflector))
         methods: dict[str, Method] = {}
@@ -282,14 +281,13 @@ class GrpcFront:
                 server.on_failed = service.metrics.log_failed
                 port = await server.listen(host, port, methods, inflate, service.metrics.count_ended)
         except OSError:
-            await checks.stop()
             raise ConfigError(f"server.grpc: cannot listen on {address}") from None
         return cls(server, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", checks)
 
-    async def report_draining(self) -> None:
+    def report_draining(self) -> None:
         """Report to health watchers that the server is shutting down."""
-        await self._checks.stop()
+        self._checks.end()
 
     async def stop(self, grace_s: float) -> None:
-        await self._checks.stop()
+        self._checks.end()
         await self._server.stop(grace_s)

@@ -7,53 +7,52 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Any
 
-from grpc_health.v1 import health, health_pb2
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 PERIOD_S = 0.25  # within which watchers hear of a change
 
-_SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+_Response = health_pb2.HealthCheckResponse
 
 
-class HealthChecks(health.aio.HealthServicer):  # type: ignore[misc]
-    """The servicer of grpc.health.v1.
+class HealthChecks(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """The servicer of grpc.health.v1. Each watcher looks for itself, so that without one nothing wakes an idle front.
 
     ::
 
         checks = HealthChecks(lambda: engine.ready, lambda: ["", "inference.GRPCInferenceService", "resnet50"])
-        await checks.start()
-        await checks.stop()  # NOT_SERVING from here on
+        checks.end()  # NOT_SERVING from here on
     """
 
     def __init__(self, ready: Callable[[], bool], names: Callable[[], Collection[str]]) -> None:
         """`names`: of services and of the models that are served now; "" is the whole server."""
-        super().__init__()
         self._ready, self._names = ready, names
-        self._told: dict[str, bool] = {}
-        self._follower: asyncio.Task[None] | None = None
+        self._known: set[str] = set()  # what was served once is NOT_SERVING when it is gone, and not unknown
+        self._ended = False
 
-    async def start(self) -> None:
-        await self._refresh()
-        self._follower = asyncio.create_task(self._follow())
+    def end(self) -> None:
+        """The server is shutting down."""
+        self._ended = True
 
     async def Check(self, request: Any, context: Any) -> Any:
-        await self._refresh()
-        return await super().Check(request, context)
+        status = self._status_of(request.service)
+        if status == _Response.SERVICE_UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service!r:.80}")
+        return _Response(status=status)
 
-    async def stop(self) -> None:
-        """The server is shutting down."""
-        if self._follower is not None:
-            self._follower.cancel()
-        await self.enter_graceful_shutdown()
-
-    async def _follow(self) -> None:
+    async def Watch(self, request: Any, context: Any) -> None:
+        told = None
         while True:
+            status = self._status_of(request.service)
+            if status != told:
+                await context.write(_Response(status=status))
+                told = status
             await asyncio.sleep(PERIOD_S)
-            await self._refresh()
 
-    async def _refresh(self) -> None:
-        ready, names = self._ready(), self._names()
-        now = dict.fromkeys(self._told, False) | dict.fromkeys(names, ready)  # what is gone serves no longer
-        before, self._told = self._told, now
-        for name, serving in now.items():
-            if before.get(name) != serving:
-                await self.set(name, _SERVING if serving else _NOT_SERVING)
+    def _status_of(self, service: str) -> int:
+        served = set(self._names())
+        self._known |= served
+        if service not in self._known:
+            return int(_Response.SERVICE_UNKNOWN)
+        serving = service in served and self._ready() and not self._ended
+        return int(_Response.SERVING if serving else _Response.NOT_SERVING)

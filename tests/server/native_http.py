@@ -124,7 +124,7 @@ async def http_fronts(**options: Any) -> Any:
             public.close()
             await dashboard.close()
             for each in http:
-                each.should_exit = True
+                each.end()
             await asyncio.gather(*tasks)
 
 

@@ -254,7 +254,7 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
             if service.traces is not None:
                 service.traces.settle(last=True)
             await dashboard.close()
-            http.should_exit = True
+            http.end()
             await asyncio.gather(http_task, grpc_front.stop(FLUSH_S))
         finally:
             if reloading is not None:
