@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -55,6 +55,7 @@ SMALL = 500  # of one run of a table with many rows
 TRIAL_WIDTH, PEAK_WIDTH = 0.05, 0.02  # of the final bracket, relative to its lower end
 STEP, GIVE_UP = 1.08, 0.2  # from one factor to the next before there is a bracket; the share of the first to go down to
 TRIAL = 300  # of one run that only searches the best share
+Steps: TypeAlias = Generator[float, bool, Any]  # factors on the rates to try; gets whether each held
 FIXED_SHARE = {"prema", "veltair"}  # one takes all cores, the other leaves a part of the target unplanned itself
 RESNET_MS = 15.0
 
@@ -94,19 +95,9 @@ def peak(
     aware = policy == "veltair" or policy.endswith("@domains")
     base = workload_simulation(workload, percentile, versions_for(policy, read, versions), read)
 
-    def search(
-        share: float, seeds: Sequence[int], queries: int, steps: Generator[float, bool, Any]
-    ) -> RateTrial | None:
-        simulation = _with_load(base, planned_share=share, domain_aware=aware, queries=queries)
-        best, scale = None, next(steps)
-        while True:
-            tried = try_scale(simulation, name, seeds, scale, give_up=True, pooled=pooled)
-            if tried.held and (best is None or tried.scale > best.scale):
-                best = tried
-            try:
-                scale = steps.send(tried.held)
-            except StopIteration:
-                return best
+    def search(share: float, seeds: Sequence[int], queries: int, steps: Steps) -> RateTrial | None:
+        simulation = with_load(base, planned_share=share, domain_aware=aware, queries=queries)
+        return search_peak(simulation, name, seeds, steps, pooled=pooled)
 
     def trial(share: float) -> float:
         held = search(share, CHOOSING, TRIAL, bisect_scale(TRIAL_WIDTH))
@@ -123,6 +114,21 @@ def peak(
     return Peak(*common, held.qps, *_cost(held), _means(held), _rates(held))
 
 
+def search_peak(
+    simulation: Simulation, policy: str, seeds: Sequence[int], steps: Steps, *, pooled: bool = False
+) -> RateTrial | None:
+    """Returns the trial at the highest of the factors that `steps` has tried and that held; None where none did."""
+    best, scale = None, next(steps)
+    while True:
+        tried = try_scale(simulation, policy, seeds, scale, give_up=True, pooled=pooled)
+        if tried.held and (best is None or tried.scale > best.scale):
+            best = tried
+        try:
+            scale = steps.send(tried.held)
+        except StopIteration:
+            return best
+
+
 def best_share(trial: Callable[[float], float]) -> tuple[float, float]:
     """Returns the planned share with the highest peak, and that peak: from the two in the middle towards the better."""
     tried = {share: trial(share) for share in SHARES[1:3]}
@@ -133,7 +139,7 @@ def best_share(trial: Callable[[float], float]) -> tuple[float, float]:
     return best, tried[best]
 
 
-def bracket_scale(near: float) -> Generator[float, bool, None]:
+def bracket_scale(near: float) -> Steps:
     """Yields factors on the rates to try, and gets whether each held: by steps from `near`, then by bisection."""
     low, high, scale = 0.0, 0.0, near  # 0: not known yet
     while not (low and high) or high - low > PEAK_WIDTH * low:
@@ -180,7 +186,7 @@ def _resnet(queries: int, versions: int) -> Simulation:
 def loaded(workload: str, policy: str, scale: float) -> Point:
     """Runs a workload at `scale` times its scenario's rates."""
     simulation = workload_simulation(workload, 0.95, versions_for(policy, TEXT, 5))
-    return _point(_with_load(simulation, planned_share=PLANNED), policy, scale)
+    return _point(with_load(simulation, planned_share=PLANNED), policy, scale)
 
 
 def solo_ms(workload: str) -> dict[str, float]:
@@ -244,7 +250,7 @@ def workload_simulation(workload: str, percentile: float, versions: int, reading
     return _build(SimulationScenario(tenants, load), versions, readings)
 
 
-def _with_load(simulation: Simulation, **changes: Any) -> Simulation:
+def with_load(simulation: Simulation, **changes: Any) -> Simulation:
     """The same simulation with another load; it shares all that is computed about the models."""
     other = copy(simulation)
     load = msgspec.structs.replace(simulation.scenario.load, **changes)

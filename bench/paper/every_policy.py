@@ -1,0 +1,117 @@
+"""Every policy of the daemon on every workload, at 95 and at 99 %: is `veltair` the best one, and how sure is that?
+
+    python -m bench.paper.every_policy [--workloads light,medium,heavy,mix] [--percentiles 0.95,0.99] [--seeds 10]
+
+A peak is searched for each seed by itself, so that the spread of ten peaks gives a confidence interval. Policies meet
+the same arrivals: the gain of `veltair` over another is taken seed by seed. The others plan with the share of the
+target that suits them best (`experiments.best_share`), which other seeds have chosen. Results are kept as they come,
+and a run that was interrupted continues (`bench.paper.experiment_cache`). The machine is the model of the paper's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.paper import seed_peaks
+from bench.paper.experiment_cache import Call, run
+from bench.paths import RESULTS
+from veltair.machine.environment import describe_environment
+from veltair.scheduler.policies.by_name import POLICIES
+
+OURS = "veltair"
+RESAMPLES = 10_000  # of a bootstrap
+LIKELY = (2.5, 97.5)  # percentiles of the resampled means: 95 %
+
+
+def main() -> int:
+    args = _arguments()
+    asked = [(w, p, float(q)) for w in args.workloads for q in args.percentiles for p in args.policies]
+    choices = run([(seed_peaks.choose_share, *each) for each in asked], "planned shares")
+    calls: list[Call] = [
+        (seed_peaks.peak_qps, *each, choice.planned_share, choice.scale, seed)
+        for each, choice in zip(asked, choices, strict=True)
+        for seed in range(1, args.seeds + 1)
+    ]
+    found = iter(run(calls, "peaks"))
+    rows = [
+        {
+            "workload": workload,
+            "policy": policy,
+            "percentile": percentile,
+            "planned_share": choice.planned_share,
+            "qps": [round(next(found), 3) for _ in range(args.seeds)],
+        }
+        for (workload, policy, percentile), choice in zip(asked, choices, strict=True)
+    ]
+    result = {"environment": asdict(describe_environment()), "rows": rows}
+    args.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    print(table(rows))
+    return 0
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: a policy's mean peak with its 95 % interval, and what `veltair` gains over it, by workload."""
+    columns = list(dict.fromkeys((row["workload"], row["percentile"]) for row in rows))
+    by_key = {(row["policy"], row["workload"], row["percentile"]): row["qps"] for row in rows}
+    head = ["peak QPS ± 95 % interval, and gain of `veltair`", *(f"{w}, {p:.0%}" for w, p in columns)]
+    lines = [head, ["---"] * len(head)]
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        cells = [policy]
+        for workload, percentile in columns:
+            qps, ours = by_key.get((policy, workload, percentile)), by_key.get((OURS, workload, percentile))
+            cells.append("" if qps is None else _peak(qps) + ("" if policy == OURS or not ours else _gain(ours, qps)))
+        lines.append(cells)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean, by a bootstrap.
+
+    >>> mean_interval([3.0, 3.0, 3.0])
+    (3.0, 3.0)
+    """
+    drawn = np.random.default_rng(1).choice(np.asarray(values), (RESAMPLES, len(values)))
+    low, high = np.percentile(drawn.mean(axis=1), LIKELY)
+    return float(low), float(high)
+
+
+def _peak(qps: Sequence[float]) -> str:
+    low, high = mean_interval(qps)
+    mean = statistics.fmean(qps)
+    digits = 0 if mean >= 20 else 1
+    return f"{mean:.{digits}f} ± {(high - low) / 2:.{digits}f}"
+
+
+def _gain(ours: Sequence[float], qps: Sequence[float]) -> str:
+    """Of the means; its interval comes from the differences seed by seed, which share their arrivals."""
+    mean = statistics.fmean(qps)
+    if not mean:
+        return ""
+    low, high = (1 + bound / mean for bound in mean_interval([a - b for a, b in zip(ours, qps, strict=True)]))
+    return f" ({statistics.fmean(ours) / mean:.2f}x, {low:.2f} to {high:.2f})"
+
+
+def _arguments() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def names(text: str) -> list[str]:
+        return text.split(",")
+
+    parser.add_argument("--workloads", type=names, default=["light", "medium", "heavy", "mix"])
+    parser.add_argument("--percentiles", type=names, default=["0.95", "0.99"])
+    parser.add_argument("--policies", type=names, default=list(POLICIES))
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--out", type=Path, default=RESULTS / "policies.json")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
