@@ -48,17 +48,18 @@ doctest: $(VENV)/ready
 	$(BIN)/pytest --quiet --doctest-modules $(NOT_INSTALLED:%=--ignore=%) \
 		veltair compiler profiles scenarios scheduler server loadgen
 
-# Side by side, each with its output as it ends: what starts daemons mostly waits, the other tests keep a core busy.
-STARTS_DAEMONS := tests/server/daemon tests/server/engine tests/server/front tests/server/worker tests/faults
+# Side by side, each with its output as it ends, and about as long: what starts daemons mostly waits, the other tests
+# keep a core busy.
+STARTS_DAEMONS := tests/server/daemon tests/server/engine tests/server/front tests/server/worker tests/faults tests/ray
 pytest: $(VENV)/ready
 	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target pytest-daemons pytest-others
 
 pytest-daemons: $(VENV)/ready
-	$(BIN)/pytest $(STARTS_DAEMONS)
+	$(BIN)/pytest $(STARTS_DAEMONS); daemons=$$?; \
+	$(BIN)/pytest tests/compiler; exit $$(($$daemons + $$?))
 
 pytest-others: $(VENV)/ready
-	$(BIN)/pytest $(addprefix --ignore=,tests/compiler $(STARTS_DAEMONS)); others=$$?; \
-	$(BIN)/pytest tests/compiler; exit $$(($$others + $$?))
+	$(BIN)/pytest $(addprefix --ignore=,tests/compiler $(STARTS_DAEMONS))
 
 # The source distribution, a wheel built from it, and that wheel with the oldest manylinux tag that the C library allows;
 # installed into an empty environment and tried in an empty folder: compiled, simulated, its configuration checked.

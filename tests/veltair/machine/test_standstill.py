@@ -76,4 +76,4 @@ def test_a_process_that_uses_a_core_for_too_long_hangs() -> None:
 def test_a_process_that_is_stopped_hangs() -> None:
     with running("print(flush=True)\nwhile True: pass") as process:
         process.send_signal(signal.SIGSTOP)
-        assert until_it_hangs(Standstill(process.pid), step_ns=SECOND_NS, most_ns=3600 * SECOND_NS)
+        assert until_it_hangs(Standstill(process.pid), step_ns=1000 * SECOND_NS, most_ns=3600 * SECOND_NS)
