@@ -9,17 +9,16 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
-import msgspec
 import tomli_w
 
+from veltair.api.artifacts_config import Served, artifacts_config, configuration_values
 from veltair.api.client import AsyncClient, Client
-from veltair.config import ServeConfig, TenantConfig, parse_config, read_config
+from veltair.config import ServeConfig, read_config
 from veltair.errors import ConfigError, VeltairError
-from veltair.profiles.artifact.artifact_folder import MANIFEST, Artifact, load_artifact
+from veltair.profiles.artifact.artifact_folder import MANIFEST
 
-Served: TypeAlias = Artifact | TenantConfig | str | Path
 ANY_PORT = "127.0.0.1:0"
 LOG_CHARACTERS = 2000  # of a daemon that did not start, in the error
 STOP_S = 60.0  # for a drain, beyond `drain_timeout_s`
@@ -45,41 +44,6 @@ def serve(models: Served | Sequence[Served] | Mapping[str, Served], **server: An
     if isinstance(models, str | Path) and not (Path(models) / MANIFEST).exists():
         return Daemon(read_config(Path(models), server))
     return Daemon(artifacts_config(models, {"http": ANY_PORT, "grpc": ANY_PORT} | server, "veltair.serve"))
-
-
-def artifacts_config(
-    models: Served | Sequence[Served] | Mapping[str, Served], server: Mapping[str, Any], where: str
-) -> ServeConfig:
-    """The configuration that serves these artifacts (see `serve`). Raises ConfigError or ArtifactError.
-
-    `server`: keys of that table. `where`: what errors begin with.
-    """
-    if isinstance(models, Mapping):
-        tenants = [_tenant(each, name) for name, each in models.items()]
-    elif isinstance(models, Artifact | TenantConfig | str | Path):
-        tenants = [_tenant(models, None)]
-    else:
-        tenants = [_tenant(each, None) for each in models]
-    return parse_config(
-        {"server": dict(server), "tenants": [configuration_values(tenant) for tenant in tenants]}, Path(where)
-    )
-
-
-def _tenant(served: Served, name: str | None) -> TenantConfig:
-    """A tenant of this name, or of the model's."""
-    if isinstance(served, TenantConfig):
-        return served if name is None else msgspec.structs.replace(served, name=name)
-    artifact = served if isinstance(served, Artifact) else load_artifact(Path(served))
-    return TenantConfig(name=name or artifact.manifest.model, artifact=str(artifact.path.absolute()))
-
-
-def configuration_values(value: Any) -> Any:
-    """A configuration as TOML has it: what is None is left out."""
-    if isinstance(value, msgspec.Struct):
-        value = msgspec.to_builtins(value)
-    if isinstance(value, dict):
-        return {key: configuration_values(each) for key, each in value.items() if each is not None}
-    return [configuration_values(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 class Daemon:

@@ -19,7 +19,7 @@ from typing import Any
 
 import uvloop
 
-from veltair.api.daemon import artifacts_config
+from veltair.api.artifacts_config import artifacts_config
 from veltair.commands.usage import announce
 from veltair.config import ServeConfig, read_config, split_address
 from veltair.errors import UserError, VeltairError

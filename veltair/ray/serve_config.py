@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from veltair.api.daemon import configuration_values
+from veltair.api.artifacts_config import configuration_values
 from veltair.config import ServeConfig, ServerConfig, split_address
 from veltair.errors import ConfigError
 from veltair.ray.arguments import RouterName, check_groups
