@@ -130,6 +130,7 @@ PARTS = {
     "simulator": Part(
         ("simulator.json",), lambda at: [("bench.paper.simulator_speed", "--out", at.result("simulator"))]
     ),
+    "policies": Part(("policies.json",), lambda at: [("bench.policies", "--out", at.result("policies"))]),
     "routers": Part(("routers.json",), lambda at: [("bench.paper.routers", "--out", at.result("routers"))]),
     "node-cases": Part(("node-cases.json",), lambda at: [("bench.node_cases", "--out", at.result("node-cases"))]),
     "coverage": Part(("coverage.json",), _coverage),

@@ -32,7 +32,7 @@ SOURCES = (
     "scenarios",
     "bench/paper/experiments.py",
     "bench/paper/readings.py",
-    "bench/paper/seed_peaks.py",
+    "bench/policies/seed_peaks.py",
     "bench/paper/version_losses.py",
 )
 LAYER_BY_LAYER = ("layerwise", "veltair-ac")  # these have a block for each layer: 5 to 7 times the time of others

@@ -1,6 +1,6 @@
 """Every policy of the daemon on every workload, at 95 and at 99 %: is `veltair` the best one, and how sure is that?
 
-    python -m bench.paper.every_policy [--workloads light,medium,heavy,mix] [--percentiles 0.95,0.99] [--seeds 10]
+    python -m bench.policies [--workloads light,medium,heavy,mix] [--percentiles 0.95,0.99] [--seeds 10]
 
 A peak is searched for each seed by itself, so that the spread of ten peaks gives a confidence interval. Policies meet
 the same arrivals: the gain of `veltair` over another is taken seed by seed. The others plan with the share of the
@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.paper import seed_peaks
 from bench.paper.experiment_cache import Call, run
 from bench.paths import RESULTS
+from bench.policies import seed_peaks
 from veltair.machine.environment import describe_environment
 from veltair.scheduler.policies.by_name import POLICIES
 
@@ -51,6 +51,9 @@ def main() -> int:
         }
         for (workload, policy, percentile), choice in zip(asked, choices, strict=True)
     ]
+    if args.out.exists():  # rows that were not asked for stay
+        kept = json.loads(args.out.read_text("utf-8"))["rows"]
+        rows = [row for row in kept if (row["workload"], row["policy"], row["percentile"]) not in asked] + rows
     result = {"environment": asdict(describe_environment()), "rows": rows}
     args.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     print(table(rows))
@@ -58,17 +61,16 @@ def main() -> int:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown: a policy's mean peak with its 95 % interval, and what `veltair` gains over it, by workload."""
+    """Markdown: each policy's mean peak with its 95 % interval, and what `veltair` gains over the best other one."""
     columns = list(dict.fromkeys((row["workload"], row["percentile"]) for row in rows))
     by_key = {(row["policy"], row["workload"], row["percentile"]): row["qps"] for row in rows}
-    head = ["peak QPS ± 95 % interval, and gain of `veltair`", *(f"{w}, {p:.0%}" for w, p in columns)]
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
+    head = ["peak QPS", *(f"{workload}, {percentile:.0%}" for workload, percentile in columns)]
     lines = [head, ["---"] * len(head)]
-    for policy in dict.fromkeys(row["policy"] for row in rows):
-        cells = [policy]
-        for workload, percentile in columns:
-            qps, ours = by_key.get((policy, workload, percentile)), by_key.get((OURS, workload, percentile))
-            cells.append("" if qps is None else _peak(qps) + ("" if policy == OURS or not ours else _gain(ours, qps)))
-        lines.append(cells)
+    lines += [[policy, *(_peak(by_key.get((policy, *column), ())) for column in columns)] for policy in policies]
+    others = [{p: by_key[p, *column] for p in policies if p != OURS and (p, *column) in by_key} for column in columns]
+    ours = [by_key.get((OURS, *column), ()) for column in columns]
+    lines.append(["**`veltair` over the best other**", *(_gain(*each) for each in zip(ours, others, strict=True))])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -84,19 +86,24 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _peak(qps: Sequence[float]) -> str:
+    if not qps:
+        return ""
     low, high = mean_interval(qps)
     mean = statistics.fmean(qps)
     digits = 0 if mean >= 20 else 1
     return f"{mean:.{digits}f} ± {(high - low) / 2:.{digits}f}"
 
 
-def _gain(ours: Sequence[float], qps: Sequence[float]) -> str:
+def _gain(ours: Sequence[float], others: Mapping[str, Sequence[float]]) -> str:
     """Of the means; its interval comes from the differences seed by seed, which share their arrivals."""
-    mean = statistics.fmean(qps)
+    if not ours or not others:
+        return ""
+    best = max(others, key=lambda policy: statistics.fmean(others[policy]))
+    mean = statistics.fmean(others[best])
     if not mean:
         return ""
-    low, high = (1 + bound / mean for bound in mean_interval([a - b for a, b in zip(ours, qps, strict=True)]))
-    return f" ({statistics.fmean(ours) / mean:.2f}x, {low:.2f} to {high:.2f})"
+    low, high = mean_interval([a - b for a, b in zip(ours, others[best], strict=True)])
+    return f"{statistics.fmean(ours) / mean:.2f}x {best} ({1 + low / mean:.2f} to {1 + high / mean:.2f})"
 
 
 def _arguments() -> Any:

@@ -1,4 +1,4 @@
-"""A policy's peak for one seed, and the share of the target that it plans with, for `bench.paper.every_policy`.
+"""A policy's peak for one seed, and the share of the target that it plans with, for `bench.policies`.
 
 Policies are the daemon's own, by their names there; all read the paper as `bench.paper.readings.TEXT` does.
 """
