@@ -8,10 +8,10 @@ from bench.kernels.networks import KERNEL_RESULTS, NetworkTimes
 from bench.part_tables import markdown_table
 from bench.paths import RESULTS, ROOT
 from bench.recsys.models import times_of
+from bench.section import read
 from bench.serving.peak_figure import median_peaks
 from bench.serving.way.plan import CPU, LONE, PEAK
 from bench.serving.way.summary import medians
-from bench.tables import read
 
 README = ROOT / "README.md"
 BEGIN, END = "<!-- measured: python -m bench.readme_table -->", "<!-- end measured -->"

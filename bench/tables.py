@@ -7,56 +7,22 @@ around the tables, which says what was measured and how, is typed here.
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-from bench import int8, part_tables
+from bench import int8, part_tables, simulator_sections
 from bench.coverage import table as coverage
 from bench.kernels import networks
-from bench.paper import reality
-from bench.paths import RESULTS, ROOT
+from bench.paths import ROOT
 from bench.recsys import models
+from bench.section import Section, environment_line, read, with_environment
 from bench.serving import fronts, mix, model_loads, overload
 from bench.serving.way import summary as way
 
 PAGE = ROOT / "docs" / "measurements.md"
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A heading, the text that says how it was measured, and a function that returns the Markdown below."""
-
-    title: str
-    text: str
-    table: Callable[[], str]
-
-
-def read(name: str) -> dict[str, Any]:
-    """A result file by its name in `bench/results`, without the suffix."""
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
-    return found
-
-
-def environment_line(environment: Mapping[str, Any]) -> str:
-    """The machine and the versions that a result was measured with."""
-    versions = ", ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())
-    memory = f", {environment['memory_bytes'] / 1e9:.0f} GB" if "memory_bytes" in environment else ""
-    isa = f" ({', '.join(environment['isa'])})" if "isa" in environment else ""
-    cores = f"{environment['cores']} core{'s' * (environment['cores'] > 1)}"
-    text = f"{environment['cpu']}{isa}, {cores}{memory}, Linux {environment['kernel']}, Python {environment['python']}"
-    return f"*{text}; {versions}.*" if versions else f"*{text}.*"
-
-
 def kernels_by_network() -> str:
     return f"{environment_line(read('kernels/resnet50')['environment'])}\n\n{networks.tables()}"
-
-
-def with_environment(name: str, table: Callable[[dict[str, Any]], str]) -> str:
-    found = read(name)
-    return f"{environment_line(found['environment'])}\n\n{table(found)}"
 
 
 def mix_table(name: str) -> str:
@@ -83,15 +49,6 @@ def recommendation_models() -> str:
     found = read("recsys")
     parts = models.table(found["models"]), part_tables.recom_e_gains(found["models"]["recom_e"]["rows"])
     return "\n\n".join([environment_line(found["environment"]), *parts])
-
-
-def reality_tables() -> str:
-    parts = []
-    for name in ("reality", "epyc/reality"):
-        found = read(name)
-        parts += [environment_line(found["environment"]), "", f"Machine model: `{found['machine']}`.", ""]
-        parts += [reality.table(found), ""]
-    return "\n".join(parts).rstrip()
 
 
 SECTIONS = (
@@ -239,33 +196,7 @@ query's CPU time as it is, so more threads carry more; the one engine is what li
 bars are 50,000 queries of 7 KB a second and 5,000 of 0.6 MB.""",
         lambda: with_environment("fronts", fronts.table),
     ),
-    Section(
-        "Cost of scheduling",
-        """The scheduler alone at 64 cores, in us (`python -m bench.paper.scheduling_cost`). One event, such as the end
-of a block, may start several blocks, so events and decisions are counted separately. Bars: 50 us a decision at p99,
-100 us a query.""",
-        part_tables.scheduling,
-    ),
-    Section(
-        "Speed of the simulator",
-        """Queries of the paper's mix on its 64 cores for each second of wall time, after a first run has filled the
-tables that follow from the models (`python -m bench.paper.simulator_speed`; bar: 3,000 under `veltair` and
-`veltair-full`). One load is held by every policy, the other is near the machine's limit.""",
-        part_tables.simulator,
-    ),
-    Section(
-        "Many machines behind a router",
-        """100 simulated machines of 64 cores, each with the paper's mix at 0.6 of its file's rates (27,000 queries a
-second in all), for half a second of virtual time (`python -m bench.paper.routers`). Two choices see both queues as they
-are at that moment; reports for deadlines come every 100 ms and 5 ms late. A router knows of a death after 100 ms.""",
-        part_tables.routers,
-    ),
-    Section(
-        "Reality check of the simulator",
-        """The same scenario on the daemon and in the simulator with the machine's model (`python -m
-bench.paper.reality`; bar: within 20 %). [The results of the paper](results.md) discuss the differences.""",
-        reality_tables,
-    ),
+    *simulator_sections.SECTIONS,
 )
 
 

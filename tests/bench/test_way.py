@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bench import tables
+from bench import section, tables
 from bench.serving.way import lone_client, open_load, summary
 from bench.serving.way.plan import DEMO_MIX, ROWS, SUBJECTS, Measurement, measurements
 from bench.serving.way.server_cpu import cpu_ns, role
@@ -216,9 +216,9 @@ def test_the_table_is_the_same_for_the_terminal_and_the_page() -> None:
 
 
 def test_the_page_has_the_results(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for path in tables.RESULTS.iterdir():
+    for path in section.RESULTS.iterdir():
         (tmp_path / path.name).symlink_to(path)
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(section, "RESULTS", tmp_path)
     (tmp_path / "way.json").unlink()
     lone = entry(1, "dlrm", "veltair", "lone", "grpc", p50_ms=1.25, p95_ms=2.0, mean_ms=1.5, executed_ms=0.1)
     environment = {"cpu": "EPYC", "cores": 2, "kernel": "6.18", "python": "3.11"}
