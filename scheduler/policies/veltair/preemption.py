@@ -44,15 +44,35 @@ class Preemption:
 
     def make_room_to_grow(self, state: SchedulerState, now_ns: int) -> ActiveQuery | None:
         """The query whose block is to stop for a running one that has fewer cores than it wanted: the one with the most
-        cores beyond those on which it is in time.
+        cores beyond those on which it is in time; or, for one that would be late on the cores that it has, the one that
+        can wait.
         """
         for active in state.wanting_cores():
             if active.missing_cores(now_ns) and (victim := self.make_room(state, active, now_ns)) is not None:
                 return victim
         return None
 
+    def find_short(self, state: SchedulerState, now_ns: int) -> ActiveQuery | None:
+        """The query that gets the cores on which a block was stopped for it: its own runs on too few to be in time."""
+        for active in state.wanting_cores() if self._made_room else ():
+            if active.query.id in self._made_room and active.missing_cores(now_ns) and self._is_short(state, active):
+                return active
+        return None
+
+    def _is_short(self, state: SchedulerState, active: ActiveQuery) -> bool:
+        """Whether a running query would be late on the cores that it has."""
+        run = active.run
+        return run is not None and run.ends_ns + self._later_ns(state, active) > active.due_ns
+
+    def _later_ns(self, state: SchedulerState, active: ActiveQuery) -> float:
+        """What a query takes after the block that runs."""
+        return self._remaining_ns(state, active) if active.next_layer < active.costs.layers else 0.0
+
     def _find_victim(self, state: SchedulerState, first: ActiveQuery, now_ns: int) -> ActiveQuery | None:
         rest_ns = self._remaining_ns(state, first)
+        if first.run is not None:  # what its block takes on the cores that it wanted comes first
+            run = first.run
+            rest_ns = self._later_ns(state, first) + max(run.ends_ns - now_ns, 0) * len(run.core_set) / run.block.cores
         victim, most, waits = None, float(rest_ns), False
         rich, most_spare = None, 0
         for active in state.in_flight.values():
@@ -62,7 +82,7 @@ class Preemption:
             if active.state is not QueryState.RUNNING:
                 return None  # one stops already
             left_ns = max(run.ends_ns - now_ns, 0)
-            later_ns = self._remaining_ns(state, active) if run.block.stop < active.costs.layers else 0
+            later_ns = self._later_ns(state, active)
             laxity = active.due_ns - now_ns - left_ns - later_ns
             if (spare := spare_cores(len(run.core_set), left_ns, laxity)) > most_spare:
                 rich, most_spare = active, spare
@@ -71,7 +91,8 @@ class Preemption:
                 laxity = inf  # late already
             if laxity > most:
                 victim, most = active, laxity
-        return rich or (None if waits or first.run is not None else victim)
+        in_time = first.run is not None and not self._is_short(state, first)
+        return rich or (None if waits or in_time else victim)
 
     def _remaining_ns(self, state: SchedulerState, active: ActiveQuery) -> float:
         return remaining_ns(state, active, self._corrections[active.tenant.name])

@@ -8,6 +8,7 @@ from veltair.errors import RefusalReason
 from veltair.scheduler.events import (
     BlockFinished,
     FinishQuery,
+    GrowBlock,
     QueryArrived,
     RejectQuery,
     StartBlock,
@@ -183,3 +184,20 @@ def test_a_short_rest_has_no_block_of_its_own(rest_ns, stop):
     scheduler = Scheduler(make_machine(4), [tenant], {"a": [simple_profile(long, rest, model="a")]}, "veltair", 8)
     (decision,) = arrives(scheduler, 1, 0, "a")
     assert (decision.block.start, decision.block.stop) == (0, stop)
+
+
+def test_a_block_on_too_few_cores_to_be_in_time_gets_those_of_who_can_wait():
+    long, short = (1200, 600, 400, 800, 800, 800, 800), (300, 150, 100, 75, 60, 50, 43)  # three cores pay, or all do
+    profiles = {
+        "long": [simple_profile(*[long] * 10, model="long")],
+        "short": [simple_profile(*[short] * 3, model="short")],
+    }
+    tenants = [Tenant("long", "long", QoSTarget(8000)), Tenant("short", "short", QoSTarget(500))]
+    scheduler = Scheduler(make_machine(7), tenants, profiles, "veltair", 8)
+    assert [len(start.core_set) for query in (1, 2) for start in arrives(scheduler, query, 0, "long")] == [3, 3]
+    start, stop = arrives(scheduler, 3, 10, "short")
+    assert isinstance(start, StartBlock) and len(start.core_set) == 1 < start.block.cores  # it is due at 510
+    assert isinstance(stop, StopBlock) and stop.query in (1, 2)
+    grow, again, *_ = scheduler.handle(BlockFinished(400, stop.query, 1, 400))
+    assert isinstance(grow, GrowBlock) and grow.query == 3  # before the query that was stopped
+    assert isinstance(again, StartBlock) and again.block.query == stop.query and len(again.core_set) == 1
