@@ -19,7 +19,8 @@ from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.graph.parameters.sequence import AttentionParameters
 from veltair.compiler.onnx.node_attributes import attribute, product_of
 from veltair.compiler.patterns.matmul import DenseLayer, multiplies_in_bf16
-from veltair.compiler.patterns.sequence.head_rows import HeadRows, find_head_rows, only_read_inside
+from veltair.compiler.patterns.sequence.attention_heads import find_heads
+from veltair.compiler.patterns.sequence.head_rows import HeadRows, only_read_inside
 from veltair.compiler.patterns.sequence.nan_guard import is_kept, match_nan_guard
 
 MERGE = [0, 2, 1, 3]  # (image, head, token, d) to tokens first
@@ -115,10 +116,9 @@ def attention(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
         inputs = [builder.tensor(_joined_name(found.projections))]
         places = tuple((0, i * width) for i in range(3))
     else:
-        counts = (images * tokens, images * keys, images * keys)
         sides = [
-            builder.reshape(builder.rows(side.source), (count, side.width))
-            for side, count in zip(found.sources, counts, strict=True)
+            builder.reshape(builder.rows(side.source), (images * extent * _heads_as_rows(side, heads), side.width))
+            for side, extent in zip(found.sources, (tokens, keys, keys), strict=True)
         ]
         if len({side.dtype for side in sides}) > 1:
             sides = [builder.to_bf16(side) for side in sides]
@@ -130,6 +130,7 @@ def attention(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
         weights["mask"] = np.asarray(mask, np.float32).reshape((1,) * (4 - mask.ndim) + mask.shape)
     elif found.mask:
         inputs.append(builder.to_row_major(found.mask))
+    query, key, value = found.sources
     parameters = AttentionParameters(
         heads=heads,
         width=width // heads,
@@ -138,6 +139,8 @@ def attention(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
         scale=found.scale,
         places=places,
         masked=bool(found.mask),
+        group=found.sources[1].group,
+        heads_first=(query.heads_first, key.heads_first, value.heads_first),
     )
     rows = images * tokens
     y = Activation(f"{found.output}/rows", inputs[0].dtype, (rows, width))
@@ -145,6 +148,11 @@ def attention(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     builder.emit(node.name, "attention", inputs, [y], parameters, weights, flops)
     builder.alias(Activation(found.output, y.dtype, view.shape_of(found.output)), y.name)
     return True
+
+
+def _heads_as_rows(side: HeadRows, heads: int) -> int:
+    """Rows of a token, each of one head: 1 where heads lie side by side in a row."""
+    return heads // side.group if side.heads_first else 1
 
 
 def _joined_name(found: tuple[Projection, ...]) -> str:
@@ -187,20 +195,18 @@ def _match_attention(
         (images, heads, shape[3], width),
     ]:
         return None
-    sides = [
-        find_head_rows(query, view),
-        find_head_rows(key, view, turned=True),
-        find_head_rows(mix.input[1], view),
-    ]
-    found = [side for side in sides if side is not None and side.column % 16 == 0]
-    if len(found) < 3:
+    sides = [find_heads(query, view), find_heads(key, view, turned=True), find_heads(mix.input[1], view)]
+    found = [side for side in sides if side is not None]
+    if len(found) < 3 or found[0].group > 1 or found[1].group != found[2].group:
         return None
     sources = (found[0], found[1], found[2])
     core = (*inner, product, softmax, *guard, merge, merged, *query_nodes, *key_nodes)
     views = only_read_inside((node for side in sources for node in side.nodes), (*core, mix), view)
     nodes = (*core, *views)
     scale *= query_scale * key_scale
-    joined = _match_projections(sources, nodes, view) if {side.width for side in sources} == {heads * width} else ()
+    plain = not any(side.heads_first or side.group > 1 for side in sources)
+    whole = plain and {side.width for side in sources} == {heads * width}
+    joined = _match_projections(sources, nodes, view) if whole else ()
     return AttentionMatch(sources, heads, scale, mask, merged.output[0], nodes, joined)
 
 
