@@ -54,7 +54,7 @@ def reference_batched_matmul(spec: LayerSpec, x: list[Array]) -> list[Array]:
 
 
 def reference_attention(spec: LayerSpec, x: list[Array]) -> list[Array]:
-    """softmax(Q K^T * scale + mask) V of every image and head, merged into rows."""
+    """softmax(Q K^T * scale + mask) V of every image and head, merged into rows; zeros where -infinity hides all keys."""
     parameters, total = spec.parameters_as(AttentionParameters), spec.outputs[0].shape[1]
     width, sides = parameters.width, []
     every = zip(parameters.places, parameters.heads_first, parameters.extents, parameters.heads_of_sides, strict=True)
@@ -69,8 +69,10 @@ def reference_attention(spec: LayerSpec, x: list[Array]) -> list[Array]:
     scores = q @ k.transpose(0, 1, 3, 2) * parameters.scale
     if parameters.masked:
         scores = scores + (spec.weights["mask"] if "mask" in spec.weights else x[-1])
-    likely = np.exp(scores - scores.max(-1, keepdims=True))
-    mixed = likely / likely.sum(-1, keepdims=True) @ v
+    highest = scores.max(-1, keepdims=True)
+    likely = np.exp(scores - np.where(np.isneginf(highest), 0, highest))
+    sums = likely.sum(-1, keepdims=True)
+    mixed = likely / np.where(sums == 0, 1, sums) @ v
     return [mixed.transpose(0, 2, 1, 3).reshape(-1, total)]
 
 

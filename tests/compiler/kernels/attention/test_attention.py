@@ -72,3 +72,11 @@ def test_grouped_heads(dtype: str, mcpu: str, heads_first: tuple[bool, bool, boo
     parameters = AttentionParameters(heads, width, tokens, keys, 0.2, places, False, group, heads_first)
     y = Activation("y", dtype, (-tokens, heads * width))
     check(LayerSpec("attention", "attention", tuple(inputs), (y,), {}, 0, 3, parameters), mcpu, batch=3)
+
+
+def test_a_row_without_any_key_is_zeros() -> None:
+    """In fp32, in the kernel as in the reference: a batch is filled up with samples whose mask hides every key."""
+    spec = attention("float32", 1, 32, 20, 20, mask=(1, 1, 20, 20))
+    mask = np.zeros((1, 1, 20, 20), np.float32)
+    mask[0, 0, 7] = -np.inf
+    check(spec, "", values=[normal(*spec.inputs[0].shape), mask], ends=False, tolerance=1e-5)
