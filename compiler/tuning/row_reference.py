@@ -68,7 +68,8 @@ def reference_attention(spec: LayerSpec, x: list[Array]) -> list[Array]:
     q, k, v = sides
     scores = q @ k.transpose(0, 1, 3, 2) * parameters.scale
     if parameters.masked:
-        scores = scores + (spec.weights["mask"] if "mask" in spec.weights else x[-1])
+        mask = spec.weights["mask"] if "mask" in spec.weights else x[-1]
+        scores = scores + (mask if len(mask) == 1 else np.tile(mask, (len(scores) // len(mask), 1, 1, 1)))
     highest = scores.max(-1, keepdims=True)
     likely = np.exp(scores - np.where(np.isneginf(highest), 0, highest))
     sums = likely.sum(-1, keepdims=True)
