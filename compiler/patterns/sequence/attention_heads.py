@@ -28,10 +28,10 @@ def find_heads(name: str, view: ModelView, *, turned: bool = False) -> HeadRows 
     if found is not None and found.column % LANES == 0:
         return found
     node = view.makers.get(name)
-    if node is None or view.matches.is_inner(node):
+    if name in view.constants or (node is not None and view.matches.is_inner(node)):
         return None
     if turned:
-        if node.op_type != "Transpose" or attribute(node, "perm", []) != TURN:
+        if node is None or node.op_type != "Transpose" or attribute(node, "perm", []) != TURN:
             return None
         plain = find_heads(node.input[0], view)
         return None if plain is None else replace(plain, nodes=(*plain.nodes, node))
@@ -42,13 +42,13 @@ def find_heads(name: str, view: ModelView, *, turned: bool = False) -> HeadRows 
     return HeadRows(name, view.shape_of(name)[-1], 0, (), heads_first=True)
 
 
-def _match_repeat(last: onnx.NodeProto, view: ModelView) -> tuple[str, int, tuple[onnx.NodeProto, ...]] | None:
+def _match_repeat(last: onnx.NodeProto | None, view: ModelView) -> tuple[str, int, tuple[onnx.NodeProto, ...]] | None:
     """The heads that a Reshape repeats side by side, how often, and the nodes; None where it does not.
 
     (images, h, tokens, d) -> (images, h, 1, tokens, d) -> (images, h, g, tokens, d) -> (images, h * g, tokens, d).
     """
-    expand = view.makers.get(last.input[0]) if last.op_type == "Reshape" else None
-    if expand is None or expand.op_type not in ("Expand", "Tile"):
+    expand = view.makers.get(last.input[0]) if last is not None and last.op_type == "Reshape" else None
+    if last is None or expand is None or expand.op_type not in ("Expand", "Tile"):
         return None
     first = view.makers.get(expand.input[0])
     if first is None or first.op_type not in ("Unsqueeze", "Reshape"):

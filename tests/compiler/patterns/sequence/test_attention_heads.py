@@ -68,3 +68,17 @@ def test_decoder_attention_is_one_layer(tmp_path: Path, heads: int, part: int, h
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max())
     assert operators.count("attention") == 1
     assert "batched_matmul" not in operators
+
+
+def test_inputs_of_the_model_may_be_heads(tmp_path: Path) -> None:
+    """Keys and values that a client keeps, of another length than its queries."""
+    keys = 7
+    net = Net(q=["n", HEADS, TOKENS, WIDTH], k=["n", HEADS, keys, WIDTH], v=["n", HEADS, keys, WIDTH])
+    scores = net("MatMul", "q", net("Transpose", "k", perm=[0, 1, 3, 2]))
+    mixed = net("Transpose", net("MatMul", net("Softmax", scores, axis=-1), "v"), perm=TOKENS_FIRST)
+    path = net.save(tmp_path / "net.onnx", net("Reshape", mixed, np.array([0, 0, ROW])))
+    feeds = {name: normal(3, HEADS, count, WIDTH) * 20 for name, count in (("q", TOKENS), ("k", keys), ("v", keys))}
+    [found], operators = run(path, feeds, "fp32", batch=3)
+    [expected] = ort.InferenceSession(str(path)).run(None, feeds)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert operators == ["attention"]
