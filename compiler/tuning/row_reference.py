@@ -54,7 +54,7 @@ def reference_batched_matmul(spec: LayerSpec, x: list[Array]) -> list[Array]:
 
 
 def reference_attention(spec: LayerSpec, x: list[Array]) -> list[Array]:
-    """softmax(Q K^T * scale + mask) V of every image and head, merged into rows; zeros where -infinity hides all keys."""
+    """softmax(Q K^T * scale + mask) V of every image and head, as rows; zeros where -infinity hides all keys."""
     parameters, total = spec.parameters_as(AttentionParameters), spec.outputs[0].shape[1]
     width, sides = parameters.width, []
     every = zip(parameters.places, parameters.heads_first, parameters.extents, parameters.heads_of_sides, strict=True)

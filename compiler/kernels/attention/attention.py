@@ -23,10 +23,10 @@ from veltair.compiler.kernels.matmul.matrix_unit import MatrixUnit
 
 
 class Attention:
-    """inputs: rows of heads side by side (images * tokens, …), or of heads one after the other (images * heads * tokens,
-    …), which hold Q, K and V at their places[, mask, which broadcasts to (images, heads, tokens, keys)]; weights: mask,
-    if it is constant; output (images * tokens, heads * width) in the inputs' type, fp32 or bfloat16. Parameters:
-    `AttentionParameters`.
+    """inputs: rows of heads side by side (images * tokens, …), or of one head each (images * heads * tokens, …), which
+    hold Q, K and V at their places[, mask, which broadcasts to (images, heads, tokens, keys)]; weights: mask, if it is
+    constant, where that of several images repeats; output (images * tokens, heads * width) in the inputs' type, fp32
+    or bfloat16. Parameters: `AttentionParameters`.
 
     ::
 

@@ -16,7 +16,7 @@ from veltair.compiler.graph.parameters.sequence import AttentionParameters
 class HeadPlace:
     """One head of Q, K or V in a buffer of rows: its first token's row, and its first column in every row. ::
 
-        query, key, value = head_places(parameters, buffers, image, head)
+    query, key, value = head_places(parameters, buffers, image, head)
     """
 
     buffer: Any
