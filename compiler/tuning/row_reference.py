@@ -54,22 +54,27 @@ def reference_batched_matmul(spec: LayerSpec, x: list[Array]) -> list[Array]:
 
 
 def reference_attention(spec: LayerSpec, x: list[Array]) -> list[Array]:
-    """softmax(Q K^T * scale + mask) V of every image and head, merged into rows."""
-    parameters, (rows, total) = spec.parameters_as(AttentionParameters), (x[0].shape[0], spec.outputs[0].shape[1])
-
-    def split_heads(place: tuple[int, int], tokens: int) -> Array:
-        side = x[place[0]][:, place[1] : place[1] + total].astype(np.float64)
-        split = side.reshape(len(side) // tokens, tokens, parameters.heads, parameters.width)
-        return split.transpose(0, 2, 1, 3)
-
-    counts = (parameters.tokens, parameters.keys, parameters.keys)
-    q, k, v = (split_heads(place, count) for place, count in zip(parameters.places, counts, strict=True))
+    """softmax(Q K^T * scale + mask) V of every image and head, as rows; zeros where -infinity hides all keys."""
+    parameters, total = spec.parameters_as(AttentionParameters), spec.outputs[0].shape[1]
+    width, sides = parameters.width, []
+    every = zip(parameters.places, parameters.heads_first, parameters.extents, parameters.heads_of_sides, strict=True)
+    for (place, column), heads_first, tokens, heads in every:
+        if heads_first:
+            split = x[place][:, column : column + width].reshape(-1, heads, tokens, width)
+        else:
+            side = x[place][:, column : column + heads * width]
+            split = side.reshape(-1, tokens, heads, width).transpose(0, 2, 1, 3)
+        sides.append(split.astype(np.float64).repeat(parameters.heads // heads, axis=1))
+    q, k, v = sides
     scores = q @ k.transpose(0, 1, 3, 2) * parameters.scale
     if parameters.masked:
-        scores = scores + (spec.weights["mask"] if "mask" in spec.weights else x[-1])
-    likely = np.exp(scores - scores.max(-1, keepdims=True))
-    mixed = likely / likely.sum(-1, keepdims=True) @ v
-    return [mixed.transpose(0, 2, 1, 3).reshape(rows, total)]
+        mask = spec.weights["mask"] if "mask" in spec.weights else x[-1]
+        scores = scores + (mask if len(mask) == 1 else np.tile(mask, (len(scores) // len(mask), 1, 1, 1)))
+    highest = scores.max(-1, keepdims=True)
+    likely = np.exp(scores - np.where(np.isneginf(highest), 0, highest))
+    sums = likely.sum(-1, keepdims=True)
+    mixed = likely / np.where(sums == 0, 1, sums) @ v
+    return [mixed.transpose(0, 2, 1, 3).reshape(-1, total)]
 
 
 def reference_layer_norm(spec: LayerSpec, x: list[Array]) -> list[Array]:

@@ -25,7 +25,7 @@ SMALL = {
     "decoder_ffn_dim": 128,
     "vocab_size": IDS,
 }
-FIXED_WIDTHS = ("mobilebert", "mobilevit", "mobilenet_v2", "segformer", "pvt", "funnel", "xlnet")
+FIXED_WIDTHS = ("mobilebert", "mobilevit", "mobilenet_v2", "segformer", "pvt", "funnel", "xlnet", "swin", "convnext")
 
 
 def transformers(name: str, facts: Mapping[str, Any]) -> Built:
@@ -37,6 +37,7 @@ def transformers(name: str, facts: Mapping[str, Any]) -> Built:
     config = AutoConfig.for_model(type_, **settings)
     config.use_cache = False
     config.return_dict = True
+    config.architectures = facts.get("architectures")  # asked where a configuration fits several
     model = AutoModel.from_config(config, attn_implementation=facts.get("attention"))
     if part := facts.get("part"):
         model = getattr(model, part)
@@ -64,7 +65,7 @@ def _settings(type_: str, kind: str) -> dict[str, Any]:
         known = {"vocab_size": IDS} if "vocab_size" in known else {}
     if kind == "image" and isinstance(getattr(default, "image_size", None), int | list | tuple):
         known["image_size"] = IMAGE if isinstance(default.image_size, int) else [IMAGE, IMAGE]
-    if kind == "ids" and hasattr(default, "pad_token_id"):
+    if kind in ("ids", "spectrogram") and hasattr(default, "pad_token_id"):
         known |= {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
     return known
 

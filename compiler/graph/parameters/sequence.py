@@ -23,6 +23,18 @@ class AttentionParameters(LayerParameters):
     scale: float
     places: tuple[tuple[int, int], ...]  # of Q, K and V: which input, and its first column
     masked: bool  # the last input, or the weight "mask", is added to the scores
+    group: int = 1  # heads of Q that share one of K and one of V
+    heads_first: tuple[bool, bool, bool] = (False, False, False)  # of Q, K, V: (images, heads, tokens, width) as rows
+
+    @property
+    def extents(self) -> tuple[int, int, int]:
+        """Tokens of an image in Q, K and V."""
+        return self.tokens, self.keys, self.keys
+
+    @property
+    def heads_of_sides(self) -> tuple[int, int, int]:
+        """Heads of Q, K and V."""
+        return self.heads, self.heads // self.group, self.heads // self.group
 
 
 class SequenceOrder(StrEnum):

@@ -6,7 +6,6 @@ V in L2. Sums are fp32; the maximum of the scores of each row is subtracted befo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -18,14 +17,16 @@ from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, ramp
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.sequence import AttentionParameters
 from veltair.compiler.kernels.attention.attention_bf16 import Bf16Attention
+from veltair.compiler.kernels.attention.head_places import HeadPlace, head_places
 from veltair.compiler.kernels.attention.softmax import RowSoftmax
 from veltair.compiler.kernels.matmul.matrix_unit import MatrixUnit
 
 
 class Attention:
-    """inputs: rows of heads side by side (images * tokens, …), which hold Q, K and V at their places[, mask, which
-    broadcasts to (images, heads, tokens, keys)]; weights: mask, if it is constant; output (images * tokens, heads *
-    width) in the inputs' type, fp32 or bfloat16. Parameters: `AttentionParameters`.
+    """inputs: rows of heads side by side (images * tokens, …), or of one head each (images * heads * tokens, …), which
+    hold Q, K and V at their places[, mask, which broadcasts to (images, heads, tokens, keys)]; weights: mask, if it is
+    constant, where that of several images repeats; output (images * tokens, heads * width) in the inputs' type, fp32
+    or bfloat16. Parameters: `AttentionParameters`.
 
     ::
 
@@ -73,7 +74,6 @@ class _VectorAttention:
     def _emit(self, *buffers: Any) -> None:
         parameters, padded, width = self.parameters, self.padded_keys, self.parameters.width
         heads, tokens, share = parameters.heads, parameters.tokens, self.queries_of_task
-        self.Q, self.K, self.V = (buffers[i] for i, _ in parameters.places)
         self.output = buffers[-1]
         mask = buffers[-2] if parameters.masked else None
         images = T.floordiv(self.output.shape[0], tokens)
@@ -87,37 +87,37 @@ class _VectorAttention:
             self.image = T.bind(task // (heads * self.chunks))
             self.head = T.bind(task // self.chunks % heads)
             first = T.bind(task % self.chunks * share)
-            starts = [T.bind(column + self.head * width) for _, column in parameters.places]
-            self._transpose_k(starts[1])
+            self.query, self.key, self.value = head_places(parameters, buffers, self.image, self.head)
+            self._transpose_k(self.key)
             count = T.bind(T.max(T.min(share, tokens - first), 0))
             with T.serial(0, count // self.rows) as t:
-                self._emit_rows(first + t * self.rows, self.rows, starts)
+                self._emit_rows(first + t * self.rows, self.rows)
             if share % self.rows or tokens % share:
                 with T.serial(0, count % self.rows) as r:
-                    self._emit_rows(first + count // self.rows * self.rows + r, 1, starts)
+                    self._emit_rows(first + count // self.rows * self.rows + r, 1)
 
-    def _transpose_k(self, start: Expr) -> None:
+    def _transpose_k(self, place: HeadPlace) -> None:
         """K of the head as (width, keys), with zeros behind the last key."""
         keys = self.parameters.keys
         with T.serial(0, self.parameters.width) as d, T.serial(0, self.padded_keys) as key:
             with when(key < keys):
-                value = vector_load(self.K, self.image * keys + key, start + d, count=1)
+                value = vector_load(place.buffer, place.row + key, place.column + d, count=1)
                 T.buffer_store(self.transposed_k, value, [d, key])
             with when(key >= keys):
                 T.buffer_store(self.transposed_k, T.float32(0), [d, key])
 
-    def _emit_rows(self, token: Expr, count: int, starts: Sequence[Expr]) -> None:
-        """`count` queries from `token` on. starts: the head's first columns in Q, K and V."""
-        self._compute_scores(token, count, starts[0])
+    def _emit_rows(self, token: Expr, count: int) -> None:
+        """`count` queries from `token` on."""
+        self._compute_scores(token, count)
         with T.serial(0, count) as r:
             mask_index = self.softmax.mask_index(self.image, self.head, token + r)
             total = self.softmax.emit(r, mask_index)
             T.buffer_store(self.inverse, T.float32(1) / total, [r])
-        self._mix_values(token, count, starts[2])
+        self._mix_values(token, count)
 
-    def _compute_scores(self, token: Expr, count: int, start: Expr) -> None:
+    def _compute_scores(self, token: Expr, count: int) -> None:
         """Q K^T of some queries, a panel of keys at a time."""
-        sums, columns = self.sums, self.columns
+        sums, columns, place = self.sums, self.columns, self.query
         with T.serial(0, self.padded_keys // self.panel) as group:
             for i in range(count * columns):
                 T.buffer_store(sums, broadcast(0.0), [i])
@@ -126,23 +126,23 @@ class _VectorAttention:
                     T.bind(vector_load(self.transposed_k, d, group * self.panel + c * LANES)) for c in range(columns)
                 ]
                 for r in range(count):
-                    row = self.image * self.parameters.tokens + token + r
-                    value = T.bind(broadcast(vector_load(self.Q, row, start + d, count=1)))
+                    at = vector_load(place.buffer, place.row + token + r, place.column + d, count=1)
+                    value = T.bind(broadcast(at))
                     for c in range(columns):
                         T.buffer_store(sums, sums[r * columns + c] + value * keys[c], [r * columns + c])
             for r in range(count):
                 for c in range(columns):
                     T.buffer_store(self.scores, sums[r * columns + c], [r, ramp(group * self.panel + c * LANES)])
 
-    def _mix_values(self, token: Expr, count: int, start: Expr) -> None:
+    def _mix_values(self, token: Expr, count: int) -> None:
         """The softmax times V, some vectors of its columns at a time, divided by the sums and stored."""
-        sums, columns, parameters = self.sums, self.v_columns, self.parameters
+        sums, columns, parameters, place = self.sums, self.v_columns, self.parameters, self.value
         with T.serial(0, self.vectors // columns) as part:
             for i in range(count * columns):
                 T.buffer_store(sums, broadcast(0.0), [i])
             with T.serial(0, parameters.keys) as key:
-                first, row = start + part * (columns * LANES), self.image * parameters.keys + key
-                values = [T.bind(vector_load(self.V, row, first + c * LANES)) for c in range(columns)]
+                first, row = place.column + part * (columns * LANES), place.row + key
+                values = [T.bind(vector_load(place.buffer, row, first + c * LANES)) for c in range(columns)]
                 for r in range(count):
                     weight = T.bind(T.broadcast(self.scores[r, key], LANES))
                     for c in range(columns):

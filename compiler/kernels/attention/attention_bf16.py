@@ -14,6 +14,7 @@ from veltair.compiler.codegen.transpose import transpose_16x16
 from veltair.compiler.codegen.vectors import LANES, Expr, ramp
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.sequence import AttentionParameters
+from veltair.compiler.kernels.attention.head_places import HeadPlace, head_places
 from veltair.compiler.kernels.attention.softmax import RowSoftmax
 from veltair.compiler.kernels.matmul.amx_tiles import BLOCK, STEP, TILE
 from veltair.compiler.kernels.matmul.bf16_microkernels import LeftOperand, Microkernel, RightOperand, open_microkernel
@@ -49,7 +50,6 @@ class Bf16Attention:
 
     def _emit(self, *buffers: Any) -> None:
         parameters, chunks = self.parameters, self.chunks
-        self.Q, self.K, self.V = (buffers[i] for i, _ in parameters.places)
         self.output = buffers[-1]
         mask = buffers[-2] if parameters.masked else None
         images = T.floordiv(self.output.shape[0], parameters.tokens)
@@ -58,13 +58,13 @@ class Bf16Attention:
             self.softmax = RowSoftmax(self.scores, self.likely, parameters.keys, parameters.scale, mask)
             self.image = T.bind(task // (parameters.heads * chunks))
             self.head = T.bind(task // chunks % parameters.heads)
-            starts = [T.bind(column + self.head * parameters.width) for _, column in parameters.places]
-            self._pack_k(starts[1])
-            self._pack_v(starts[2])
+            self.query, key, value = head_places(parameters, buffers, self.image, self.head)
+            self._pack_k(key)
+            self._pack_v(value)
             begin = T.bind(task % chunks * self.blocks_of_task)
             count = T.max(T.min(self.blocks_of_task, self.blocks - begin), 0)
             with open_microkernel(self.unit, T.int32(self.height)) as multiply, T.serial(0, count) as block:
-                self._emit_block((begin + block) * BLOCK, starts[0], multiply)
+                self._emit_block((begin + block) * BLOCK, multiply)
 
     def _allocate(self) -> None:
         tiles = self.padded_keys // TILE
@@ -77,22 +77,24 @@ class Bf16Attention:
         self.inverse = allocate_scratch((BLOCK,), "float32")
         self.mixed = allocate_scratch((BLOCK, BLOCK), "float32")
 
-    def _pack_k(self, start: Expr) -> None:
+    def _pack_k(self, place: HeadPlace) -> None:
         """Transpose 16 keys x 32 columns at a time in registers; at the ends element by element, with zeros."""
         width, keys = self.parameters.width, self.parameters.keys
         with T.grid(self.padded_keys // TILE, self.width_steps) as (tile, step):
             key, d = T.bind(tile * TILE), T.bind(step * STEP)
             with when(T.And(key + TILE <= keys, d + STEP <= width)):
-                rows = [self.K[self.image * keys + key + n, T.ramp(start + d, 1, STEP)] for n in range(TILE)]
+                columns = T.ramp(place.column + d, 1, STEP)
+                rows = [place.buffer[place.row + key + n, columns] for n in range(TILE)]
                 for p, line in enumerate(transpose_16x16([T.bind(T.reinterpret("uint32x16", row)) for row in rows])):
                     T.buffer_store(self.packed_k, line, [tile, step, p, ramp(0)])
             with when(T.Or(key + TILE > keys, d + STEP > width)), T.grid(TILE, TILE) as (p, n):
                 inside = T.And(key + n < keys, d + p * 2 < width)
-                pair = self.K[self.image * keys + T.min(key + n, keys - 1), T.ramp(start + d + p * 2, 1, 2)]
+                columns = T.ramp(place.column + d + p * 2, 1, 2)
+                pair = place.buffer[place.row + T.min(key + n, keys - 1), columns]
                 value = T.bind(T.reinterpret("uint32", pair))
                 T.buffer_store(self.packed_k, T.Select(inside, value, T.uint32(0)), [tile, step, p, n])
 
-    def _pack_v(self, start: Expr) -> None:
+    def _pack_v(self, place: HeadPlace) -> None:
         """Interleave two keys at a time, with zeros behind the last key and the last column."""
         width, keys = self.parameters.width, self.parameters.keys
         with T.grid(self.key_steps, TILE) as (step, p):
@@ -100,7 +102,7 @@ class Bf16Attention:
                 halves = []
                 for j in range(2):
                     key = step * STEP + p * 2 + j
-                    value = self.V[self.image * keys + T.min(key, keys - 1), ramp(start + part * TILE)]
+                    value = place.buffer[place.row + T.min(key, keys - 1), ramp(place.column + part * TILE)]
                     wide = T.cast(value, "uint32x16")
                     halves.append(T.Select(key < keys, wide, T.broadcast(T.uint32(0), LANES)))
                 if part * TILE < width:
@@ -110,11 +112,11 @@ class Bf16Attention:
                     pair = T.broadcast(T.uint32(0), LANES)
                 T.buffer_store(self.packed_v, pair, [step, part, p, ramp(0)])
 
-    def _emit_block(self, token: Expr, start: Expr, multiply: Microkernel) -> None:
-        """32 queries from `token` on. start: the head's first column in Q."""
+    def _emit_block(self, token: Expr, multiply: Microkernel) -> None:
+        """32 queries from `token` on."""
         tokens = self.parameters.tokens
         first = [T.bind(T.max(T.min(token + half * TILE, tokens - TILE), 0)) for half in range(2)]
-        queries = self._load_queries(first, start)
+        queries = self._load_queries(first)
         with T.serial(0, self.padded_keys // BLOCK) as block:
             keys = RightOperand(self.packed_k, lambda tile, step: (block * 2 + tile, step))
             multiply(self.scores, block * 2 * TILE, queries, keys, self.width_steps)
@@ -128,15 +130,17 @@ class Bf16Attention:
             multiply(self.mixed, 0, likely, self._values(part), self.key_steps)
             self._store_part(part, first)
 
-    def _load_queries(self, first: Sequence[Expr], start: Expr) -> LeftOperand:
+    def _load_queries(self, first: Sequence[Expr]) -> LeftOperand:
         """The queries where they lie, or copied with zeros behind a width that is no multiple of a step."""
-        width, row = self.parameters.width, self.image * self.parameters.tokens
+        width, place = self.parameters.width, self.query
         if width % STEP == 0:
             stride_bytes = self.spec.inputs[self.parameters.places[0][0]].shape[1] * 2
-            return LeftOperand(self.Q, lambda half, r, d: (row + first[half] + r, start + d), stride_bytes)
+            return LeftOperand(
+                place.buffer, lambda half, r, d: (place.row + first[half] + r, place.column + d), stride_bytes
+            )
         for half in range(2):
             with T.grid(self.height, self.width_steps * STEP) as (r, d):
-                value = self.Q[row + first[half] + r, start + T.min(d, width - 1)]
+                value = place.buffer[place.row + first[half] + r, place.column + T.min(d, width - 1)]
                 value = T.Select(d < width, value, T.uint16(0))
                 T.buffer_store(self.queries, value, [half * TILE + r, d])
         return LeftOperand(self.queries, lambda half, r, d: (half * TILE + r, d), self.width_steps * STEP * 2)

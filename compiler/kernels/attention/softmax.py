@@ -38,9 +38,12 @@ class RowSoftmax:
     mask: Any | None  # buffer that broadcasts to (images, heads, tokens, keys)
 
     def mask_index(self, image: Expr, head: Expr, token: Expr) -> tuple[Expr, ...]:
-        """Where a row of scores finds its mask; () without a mask."""
+        """Where a row of scores finds its mask; () without a mask. One of a fixed number of images repeats."""
         if self.mask is None:
             return ()
+        images = getattr(self.mask.shape[0], "value", self.mask.shape[0])
+        if isinstance(images, int) and images > 1:
+            image = T.floormod(image, T.int32(images))
         axes = zip(self.mask.shape[:3], (image, head, token), strict=True)
         return tuple(at if not _is_one(extent) else 0 for extent, at in axes)
 

@@ -19,8 +19,10 @@ from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.graph.parameters.sequence import AttentionParameters
 from veltair.compiler.onnx.node_attributes import attribute, product_of
 from veltair.compiler.patterns.matmul import DenseLayer, multiplies_in_bf16
-from veltair.compiler.patterns.sequence.head_rows import HeadRows, find_head_rows, only_read_inside
+from veltair.compiler.patterns.sequence.attention_heads import find_heads
+from veltair.compiler.patterns.sequence.head_rows import HeadRows, only_read_inside
 from veltair.compiler.patterns.sequence.nan_guard import is_kept, match_nan_guard
+from veltair.compiler.patterns.sequence.window_masks import match_window_mask
 
 MERGE = [0, 2, 1, 3]  # (image, head, token, d) to tokens first
 
@@ -68,6 +70,7 @@ class AttentionMatch:
     output: str  # the merged rows
     inner: tuple[onnx.NodeProto, ...]  # all nodes but the last product
     projections: tuple[Projection, ...]  # three that can be one product, or none
+    mask_values: NDArray[np.float32] | None = None  # in the place of `mask`: of windows, which repeat with the images
 
 
 def find_attention(view: ModelView) -> Matches:
@@ -115,21 +118,21 @@ def attention(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
         inputs = [builder.tensor(_joined_name(found.projections))]
         places = tuple((0, i * width) for i in range(3))
     else:
-        counts = (images * tokens, images * keys, images * keys)
         sides = [
-            builder.reshape(builder.rows(side.source), (count, side.width))
-            for side, count in zip(found.sources, counts, strict=True)
+            builder.reshape(builder.rows(side.source), (images * extent * _heads_as_rows(side, heads), side.width))
+            for side, extent in zip(found.sources, (tokens, keys, keys), strict=True)
         ]
         if len({side.dtype for side in sides}) > 1:
             sides = [builder.to_bf16(side) for side in sides]
         inputs = list(dict.fromkeys(sides))
         places = tuple((inputs.index(x), side.column) for x, side in zip(sides, found.sources, strict=True))
     weights: dict[str, NDArray[Any]] = {}
-    if found.mask and found.mask in view.constants:
-        mask = view.constants[found.mask]
+    mask = found.mask_values if found.mask_values is not None else view.constants.get(found.mask)
+    if mask is not None:
         weights["mask"] = np.asarray(mask, np.float32).reshape((1,) * (4 - mask.ndim) + mask.shape)
     elif found.mask:
         inputs.append(builder.to_row_major(found.mask))
+    query, key, value = found.sources
     parameters = AttentionParameters(
         heads=heads,
         width=width // heads,
@@ -137,7 +140,9 @@ def attention(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
         keys=keys,
         scale=found.scale,
         places=places,
-        masked=bool(found.mask),
+        masked=bool(found.mask) or found.mask_values is not None,
+        group=found.sources[1].group,
+        heads_first=(query.heads_first, key.heads_first, value.heads_first),
     )
     rows = images * tokens
     y = Activation(f"{found.output}/rows", inputs[0].dtype, (rows, width))
@@ -145,6 +150,11 @@ def attention(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     builder.emit(node.name, "attention", inputs, [y], parameters, weights, flops)
     builder.alias(Activation(found.output, y.dtype, view.shape_of(found.output)), y.name)
     return True
+
+
+def _heads_as_rows(side: HeadRows, heads: int) -> int:
+    """Rows of a token, each of one head: 1 where heads lie side by side in a row."""
+    return heads // side.group if side.heads_first else 1
 
 
 def _joined_name(found: tuple[Projection, ...]) -> str:
@@ -164,7 +174,8 @@ def _match_attention(
         return None
     if mix.input[0] != likely or min(shape[1:]) < 1:
         return None
-    before = _match_scores(softmax.input[0], view)
+    windows = match_window_mask(softmax.input[0], view)
+    before = _match_scores(windows.scores if windows else softmax.input[0], view)
     merge = view.only_user(mix.output[0])
     if before is None or merge is None or merge.op_type != "Transpose" or attribute(merge, "perm", []) != MERGE:
         return None
@@ -174,11 +185,15 @@ def _match_attention(
     images = view.shape_of(mix.output[0])[0]
     if merged is None or merged.op_type != "Reshape" or width % 16:
         return None
-    if view.shape_of(merged.output[0]) not in ((images, shape[2], heads * width), (images * shape[2], heads * width)):
+    rows = view.shape_of(merged.output[0])
+    if rows[-1:] != (heads * width,) or product_of(rows) != images * shape[2] * heads * width:
         return None
     if mask and not _broadcasts(view.values[mask].shape, shape):
         return None
-    if guard and not is_kept(mask, view):
+    if guard and (windows or not is_kept(mask, view)):
+        return None
+    values = windows.joined(view.constants.get(mask)) if windows and (not mask or mask in view.constants) else None
+    if windows and values is None:
         return None
     (query, query_scale, *query_nodes), (key, key_scale, *key_nodes) = (_unscale(name, view) for name in product.input)
     if [view.shape_of(name) for name in (query, key, mix.input[1])] != [
@@ -187,21 +202,20 @@ def _match_attention(
         (images, heads, shape[3], width),
     ]:
         return None
-    sides = [
-        find_head_rows(query, view),
-        find_head_rows(key, view, turned=True),
-        find_head_rows(mix.input[1], view),
-    ]
-    found = [side for side in sides if side is not None and side.column % 16 == 0]
-    if len(found) < 3:
+    sides = [find_heads(query, view), find_heads(key, view, turned=True), find_heads(mix.input[1], view)]
+    found = [side for side in sides if side is not None]
+    if len(found) < 3 or found[0].group > 1 or found[1].group != found[2].group:
         return None
     sources = (found[0], found[1], found[2])
     core = (*inner, product, softmax, *guard, merge, merged, *query_nodes, *key_nodes)
+    core = (*core, *windows.nodes) if windows else core
     views = only_read_inside((node for side in sources for node in side.nodes), (*core, mix), view)
     nodes = (*core, *views)
     scale *= query_scale * key_scale
-    joined = _match_projections(sources, nodes, view) if {side.width for side in sources} == {heads * width} else ()
-    return AttentionMatch(sources, heads, scale, mask, merged.output[0], nodes, joined)
+    plain = not any(side.heads_first or side.group > 1 for side in sources)
+    whole = plain and {side.width for side in sources} == {heads * width}
+    joined = _match_projections(sources, nodes, view) if whole else ()
+    return AttentionMatch(sources, heads, scale, mask, merged.output[0], nodes, joined, values)
 
 
 def _match_scores(name: str, view: ModelView) -> tuple[onnx.NodeProto, float, str, list[onnx.NodeProto]] | None:

@@ -28,7 +28,7 @@ Step: TypeAlias = tuple[onnx.NodeProto, str]  # a view, and the one of its outpu
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """Rows (images * tokens, width) that hold heads side by side.
+    """Rows (images * tokens, width) that hold heads side by side, or with heads first (images * heads * tokens, width).
 
     >>> HeadRows("qkv", 2304, 768, ()).column
     768
@@ -38,6 +38,8 @@ class HeadRows:
     width: int
     column: int  # of the first head
     nodes: tuple[onnx.NodeProto, ...]  # the views between the source and the heads
+    heads_first: bool = False
+    group: int = 1  # heads of the tensor that are one and the same of the source
 
 
 def find_head_rows(name: str, view: ModelView, *, turned: bool = False) -> HeadRows | None:

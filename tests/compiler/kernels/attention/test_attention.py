@@ -57,3 +57,26 @@ def test_a_row_of_hidden_keys_is_a_number(dtype: str, mcpu: str) -> None:
     spec = attention(dtype, 1, 32, 20, 20, mask=(1, 1, 1, 20))
     values = [normal(*spec.inputs[0].shape), np.full((1, 1, 1, 20), -10000, np.float32)]
     check(spec, mcpu, values=values, ends=False, tolerance=1e-3)  # at 10000, floats are a thousandth apart
+
+
+@pytest.mark.parametrize(("dtype", "mcpu"), UNITS)
+@pytest.mark.parametrize("heads_first", [(True, True, False), (False, True, True)], ids=["rotary", "first"])
+def test_grouped_heads(dtype: str, mcpu: str, heads_first: tuple[bool, bool, bool]) -> None:
+    """Six heads of Q share two of K and V, which lie side by side in rows or one after the other."""
+    heads, group, width, tokens, keys = 6, 3, 48, 19, 35
+    inputs = []
+    for name, count, of, first in zip("qkv", (tokens, keys, keys), (heads, 2, 2), heads_first, strict=True):
+        shape = (-count * of, width) if first else (-count, of * width)
+        inputs.append(Activation(name, dtype, shape))
+    places = ((0, 0), (1, 0), (2, 0))
+    parameters = AttentionParameters(heads, width, tokens, keys, 0.2, places, False, group, heads_first)
+    y = Activation("y", dtype, (-tokens, heads * width))
+    check(LayerSpec("attention", "attention", tuple(inputs), (y,), {}, 0, 3, parameters), mcpu, batch=3)
+
+
+def test_a_row_without_any_key_is_zeros() -> None:
+    """In fp32, in the kernel as in the reference: a batch is filled up with samples whose mask hides every key."""
+    spec = attention("float32", 1, 32, 20, 20, mask=(1, 1, 20, 20))
+    mask = np.zeros((1, 1, 20, 20), np.float32)
+    mask[0, 0, 7] = -np.inf
+    check(spec, "", values=[normal(*spec.inputs[0].shape), mask], ends=False, tolerance=1e-5)
