@@ -11,7 +11,8 @@ from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.embedding.access_emitter import AccessEmitter, FlatMemory
 from veltair.compiler.embedding.dlc import decouple
 from veltair.compiler.embedding.passes import optimise
-from veltair.compiler.embedding.slc import EmbeddingProgram, LoadStream
+from veltair.compiler.embedding.slc import EmbeddingProgram
+from veltair.compiler.embedding.streams import LoadStream
 
 
 def embedding_function(program: EmbeddingProgram, level: int = 3, ahead: int = 16, segments: int = 1) -> Any:

@@ -12,11 +12,11 @@ from veltair.compiler.codegen.vector_math import sigmoid, sum_lanes
 from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, ramp, vector_type
 from veltair.compiler.embedding.row_storage import RowReader
 from veltair.compiler.embedding.slc import (
-    AddToCell,
     AddToVariable,
     ElementLoop,
     MemoryCell,
     Operation,
+    ReduceCell,
     SetVariable,
     Statement,
     StoreCell,
@@ -70,9 +70,9 @@ class ExecuteEmitter:
             match statement:
                 case StoreCell(cell, value):
                     self._store(cell, self._value(value, given, offset, width), given, offset, width)
-                case AddToCell(cell, value):
-                    more = self._value(value, given, offset, width)
-                    self._store(cell, self._load(cell, given, offset, width) + more, given, offset, width)
+                case ReduceCell(cell, value, by):
+                    more, held = self._value(value, given, offset, width), self._load(cell, given, offset, width)
+                    self._store(cell, _OPERATIONS[by](held, more), given, offset, width)
                 case SetVariable(name, value):
                     partial, beside = self._variables[name]
                     result = self._value(value, given, offset, 1)
@@ -176,6 +176,8 @@ _OPERATIONS: Mapping[str, Callable[..., Expr]] = {
     "mul": lambda a, b: a * b,
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
+    "max": T.max,
+    "where": lambda kept, a, b: T.Select(kept > T.float32(0), a, b),
     "neg": lambda a: T.float32(0) - a,
     "abs": T.abs,
     "square": lambda a: a * a,

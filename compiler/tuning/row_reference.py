@@ -82,8 +82,8 @@ def reference_token_embedding(spec: LayerSpec, x: list[Array]) -> list[Array]:
 
 
 def reference_embedding_bag(spec: LayerSpec, x: list[Array]) -> list[Array]:
-    mean = spec.parameters_as(EmbeddingBagParameters).reduce is Reduction.MEAN
-    return [embedding.sls(ids, spec.weights[f"table{i}"], None, mean=mean) for i, ids in enumerate(x)]
+    reduce = spec.parameters_as(EmbeddingBagParameters).reduce
+    return [embedding.sls(ids, spec.weights[f"table{i}"], None, reduce=reduce) for i, ids in enumerate(x)]
 
 
 def reference_lookups(spec: LayerSpec, x: list[Array]) -> list[Array]:

@@ -16,7 +16,7 @@ class Lookups:
     keeps them. Parameters: `LookupParameters`, whose family says what the inputs are:
 
         weighted   ids (B, L), weights (B, L) float32
-        ragged     ids (B, L), lengths (B,) int64: so many of a row's ids count; and perhaps weights (B, L) float32
+        ragged     ids (B, L); perhaps lengths (B,) int64: so many of a row's ids count; perhaps weights (B, L) float32
         messages   ids (B, L) of neighbours, ids (B,) of the rows whose neighbours they are
         triples    ids (B,) of heads, relations and tails
 
@@ -52,8 +52,9 @@ def _program(spec: LayerSpec) -> EmbeddingProgram:
         case LookupFamily.WEIGHTED_SUM:
             return sls(tables[0], dim, ids, shape[1], parameters.reduce or Reduction.SUM, weighted=True)
         case LookupFamily.RAGGED_BAG:
-            weighted, reduce = len(spec.inputs) == 3, parameters.reduce or Reduction.SUM
-            return sls(tables[0], dim, ids, shape[1], reduce, weighted, ragged=True)
+            beside = [each.dtype for each in spec.inputs[1:]]
+            own = parameters.reduce or Reduction.SUM, "float32" in beside, "int64" in beside, parameters.padding
+            return sls(tables[0], dim, ids, shape[1], *own)
         case LookupFamily.MESSAGE_PASSING:
             return message_passing(tables[0], dim, ids, shape[1])
         case LookupFamily.KNOWLEDGE_GRAPH:
