@@ -57,13 +57,15 @@ def give_bags_rows(proto: onnx.ModelProto, room: BagRoom, path: Path) -> BagInpu
     if not bags:
         return BagInputs()
     ragged = tuple(_ragged(ids, each, inputs, room, path) for ids, each in grouped.items())
-    names = [name for each in ragged for name in each.flat]
+    names = [name for each in ragged for name in each.flat]  # of clients
     if twice := [name for name in names if names.count(name) > 1 or name in {each.bounds for each in ragged}]:
         raise ModelError(f"{path}: input {twice[0]!r} is one of several tensors of bags; expected one")
     _replace_loops(graph, bags, {each.ids: each for each in ragged}, opset, path)
     _replace_inputs(graph, ragged)
     filled = {bag.ids for bag in bags if not bag.empty}
-    return BagInputs(ragged, {each.lengths: (int(each.ids in filled), each.room) for each in ragged})
+    return BagInputs(ragged, {
+        view.lengths: (int(each.ids in filled), each.room) for each in ragged for view in each.views
+    })
 
 
 def checked_bag_room(given: Mapping[str, int], option: str) -> BagRoom:
@@ -113,15 +115,18 @@ def _ragged(
     ids: str, bags: Sequence[ExportedBags], inputs: Mapping[str, onnx.ValueInfoProto], room: BagRoom, path: Path
 ) -> RaggedInput:
     """All bags of one tensor of ids."""
-    ways = {(bag.bounds, bag.form) for bag in bags if bag.form != "matrix"}
+    ways = {(bag.bounds, bag.form, bag.features) for bag in bags if bag.form != "matrix"}
     if len(ways) > 1:
         raise ModelError(
-            f"{path}: input {ids!r} is cut into bags in two ways, by {' and by '.join(n for n, _ in ways)}"
+            f"{path}: input {ids!r} is cut into bags in two ways, by {' and by '.join(way[0] for way in ways)}"
         )
-    bounds, form = ways.pop()
+    bounds, form, features = ways.pop()
     weights = tuple(dict.fromkeys(bag.weights for bag in bags if bag.weights))
     dtype = type_name(inputs[bounds].type.tensor_type.elem_type)
-    return RaggedInput(ids, f"{ids}/lengths", bounds, dtype, form, room.get(ids, room.get("", BAG_ROOM)), weights)
+    used = tuple(sorted({bag.feature for bag in bags}))
+    own = room.get(ids, room.get("", BAG_ROOM)), weights, features, used
+    assert form != "matrix"
+    return RaggedInput(ids, f"{ids}/lengths", bounds, dtype, form, *own)
 
 
 def _replace_loops(
@@ -163,11 +168,13 @@ def _replace_inputs(graph: onnx.GraphProto, ragged: Sequence[RaggedInput]) -> No
         if (each := flat.get(value.name)) is not None:
             extents = [each.room] if value.name == each.ids else [each.room, 1]
             kind = value.type.tensor_type.elem_type
-            graph.input.append(helper.make_tensor_value_info(value.name, kind, [_bags(each, given), *extents]))
+            for view in each.views:
+                name = view.ids if value.name == each.ids else view.weights[value.name]
+                graph.input.append(helper.make_tensor_value_info(name, kind, [_bags(each, given), *extents]))
             continue
-        here = [each for each in ragged if each.bounds == value.name]
+        here = [(each, view.lengths) for each in ragged if each.bounds == value.name for view in each.views]
         lengths = (
-            helper.make_tensor_value_info(each.lengths, TensorProto.INT64, [_bags(each, given), 1, 1]) for each in here
+            helper.make_tensor_value_info(name, TensorProto.INT64, [_bags(each, given), 1, 1]) for each, name in here
         )
         graph.input.extend(lengths if here else [value])
 
@@ -176,5 +183,5 @@ def _bags(ragged: RaggedInput, given: Sequence[onnx.ValueInfoProto]) -> int | st
     """Their number, or its name."""
     dim = next(v for v in given if v.name == ragged.bounds).type.tensor_type.shape.dim[0]
     if dim.HasField("dim_value"):
-        return int(dim.dim_value) - (ragged.form == "ends")
+        return int(dim.dim_value) // ragged.features - (ragged.form == "ends")
     return dim.dim_param or "bags"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from veltair.compiler.onnx.bags.expressions import CONSTANT, Expression
 from veltair.profiles.artifact.ragged_inputs import BagForm
@@ -30,18 +30,49 @@ class ExportedBags:
     reduce: BagReduction
     empty: bool  # whether the loop gives zeros for an empty bag, as PyTorch does; else it divides by 0, or has no number
     padding: int | None = None  # an id that counts as none
+    feature: int = 0  # whose ids these are, of those that one input holds one after the other
+    features: int = 1
 
 
-def ids_of(ids: Expression) -> str | None:
-    """The input that holds ids or their weights."""
+class Rows(NamedTuple):
+    """One row of the lengths of all features' bags."""
+
+    lengths: str
+    features: int
+    feature: int
+
+
+WHOLE = Rows("", 1, 0)
+
+
+def ids_of(ids: Expression) -> tuple[str, Rows] | None:
+    """The input that holds ids or their weights, and of which feature they are."""
     match ids:
         case str(name) | ("Flat", str(name)):
-            return name
+            return name, WHOLE
+        case ("Split", str(name), ("Concat", *sizes), feature):
+            match sizes[0]:
+                case ("Gather", ("RowSums", ("Rows", str(lengths), count)), _):
+                    each = [("Gather", ("RowSums", ("Rows", lengths, count)), (CONSTANT, (i,))) for i in range(count)]
+                    return (name, Rows(lengths, count, feature)) if sizes == each else None
+        case ("Slice", str(name), ("Gather", ends, (_, (int(feature),))), ("Gather", same, (_, (int(following),)))):
+            match ends:
+                case ("Concat", (_, (0,)), ("CumSum", ("RowSums", ("Rows", str(lengths), count)), 0)):
+                    own = same == ends and following == feature + 1 and 0 <= feature < count
+                    return (name, Rows(lengths, count, feature)) if own else None
     return None
 
 
-def bounds_of(bounds: Any, ids: Expression) -> tuple[str, Spelling] | None:
-    """The input that says where bags are, and how."""
+def bounds_of(bounds: Any, ids: Expression, rows: Rows) -> tuple[str, Spelling] | None:
+    """The input that says where bags are, and how. `rows`: the feature that the ids are of."""
+    if rows != WHOLE:
+        own = ("Gather", ("Rows", rows.lengths, rows.features), (CONSTANT, (rows.feature,)))
+        match bounds:
+            case ("Concat", (_, (0,)), ("CumSum", lengths, 0)) if lengths == own:
+                return rows.lengths, "lengths"
+            case ("Concat", ("CumSum", lengths, 1), ("Shape", counted)) if lengths == own and counted == ids:
+                return rows.lengths, "lengths"
+        return None
     match bounds:
         case str(ends):
             return ends, "ends"

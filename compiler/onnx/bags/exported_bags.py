@@ -195,8 +195,12 @@ def _bags(
     padding: int | None = None,
 ) -> ExportedBags | None:
     """The bags, where their bounds are an input, or sums of one."""
-    found, given = bounds_of(bounds, ids), ids_of(ids)
-    if found is None or given is None or (weights and ids_of(weights) is None):
+    given = ids_of(ids)
+    weighed = ids_of(weights) if weights else ("", given[1]) if given else None
+    if given is None or weighed is None or weighed[1] != given[1]:
         return None
-    name = ids_of(weights) or "" if weights else ""
-    return ExportedBags(output, table, given, *found, name, REDUCTIONS[reduction], empty, padding)
+    found, rows = bounds_of(bounds, ids, given[1]), given[1]
+    if found is None:
+        return None
+    own = REDUCTIONS[reduction], empty, padding, rows.feature, rows.features
+    return ExportedBags(output, table, given[0], *found, weighed[0], *own)

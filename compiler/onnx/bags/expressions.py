@@ -5,7 +5,8 @@
 A name is an input, a large constant, or what none of the rules below covers; CONSTANT comes with its values. What
 changes no number of a one-dimensional tensor or of a single one is left out: `Identity`, `Cast` between integers,
 `Unsqueeze` at axis 0. An input of two dimensions has ("Flat", name), ("Extents", name), of which ("Extent", name, k)
-is one and ("Total", name) the product.
+is one and ("Total", name) the product. A name in rows of one length is ("Rows", name, how many), and the sum of each
+("RowSums", rows).
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ class Expressions:
         if name in self._constants:
             return _constant(name, self._constants[name])
         node = self._makers.get(name)
+        if node is not None and node.op_type == "Split" and depth <= MOST_DEPTH and attribute(node, "axis", 0) == 0:
+            given = [self.of(each, depth + 1) for each in node.input]
+            return ("Split", *given, [*node.output].index(name)) if len(given) == 2 else name
         if node is None or depth > MOST_DEPTH or len(node.output) != 1 or node.domain not in ("", "ai.onnx"):
             return name
         if node.op_type == "Constant":
@@ -116,6 +120,8 @@ def _along_rows(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
     if node.op_type == "Gather" and len(x) == 2 and isinstance(x[0], tuple) and x[0][0] == "Extents":
         at = _values(x[1])
         return ("Extent", x[0][1], at[0]) if at in ((0,), (1,)) else None
+    if node.op_type == "Gather" and len(x) == 2 and _is_number(x[0]):
+        return x[0] if _values(x[1]) == (0,) else None
     return _plain(node, x)
 
 
@@ -140,18 +146,26 @@ def _unsqueeze(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
 
 
 def _reshape(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
-    flat = len(x) == 2 and _values(x[1]) == (-1,)
-    plain = isinstance(x[0], str) or x[0][0] == "Flat" or _is_number(x[0])
+    shape = _values(x[1]) if len(x) == 2 else None
+    if shape and len(shape) == 2 and shape[0] > 0 and shape[1] == -1 and isinstance(x[0], str):
+        return ("Rows", x[0], shape[0])
+    flat = shape == (-1,)
+    plain = isinstance(x[0], str) or x[0][0] in ("Flat", "Split", "Slice") or _is_number(x[0])
     return x[0] if flat and plain else None
 
 
 def _is_number(x: Expression) -> bool:
     """Whether it is one number, as far as it is one of what places are computed from."""
+    if isinstance(x, tuple) and x[0] == "Gather":
+        return isinstance(x[1], tuple) and x[1][0] != "Rows" and len(_values(x[2]) or ()) == 1
     return isinstance(x, tuple) and x[0] in ("Shape", "Add", "Sub", "Extent", "Total", CONSTANT)
 
 
 def _reduce(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
-    return (node.op_type, x[0], attribute(node, "keepdims", 1)) if _axes(node, x) == (0,) else None
+    axes, kept = _axes(node, x), attribute(node, "keepdims", 1)
+    if axes in ((1,), (-1,)) and not kept and node.op_type == "ReduceSum" and x[0][0] == "Rows":
+        return ("RowSums", x[0])
+    return (node.op_type, x[0], kept) if axes == (0,) else None
 
 
 def _product(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
@@ -160,7 +174,12 @@ def _product(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
 
 
 def _squeeze(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
-    return x[0] if x and _is_number(x[0]) else None
+    match x[0] if x else None:
+        case ("Slice", whole, (_, (int(first),)), (_, (int(last),))) if last == first + 1:
+            return ("Gather", whole, (CONSTANT, (first,)))
+        case number if _is_number(number):
+            return number
+    return None
 
 
 def _extents(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:

@@ -37,10 +37,12 @@ def reduce_rows(bag: ExportedBags, ragged: RaggedInput | None, opset: int) -> It
             return node(op, [rows, f"{PREFIX}axis"], output, keepdims=keepdims)
         return helper.make_node(op, [rows], [output], name=f"{own}{op}", axes=[1], keepdims=keepdims)
 
-    rows = f"{own}rows"
-    yield node("Gather", [bag.table, bag.ids], rows)
-    if bag.weights:
-        weights = bag.weights
+    rows, ids, lengths, weights = f"{own}rows", bag.ids, "", bag.weights
+    if ragged is not None:
+        view = ragged.view(bag.feature)
+        ids, lengths, weights = view.ids, view.lengths, view.weights.get(bag.weights, "")
+    yield node("Gather", [bag.table, ids], rows)
+    if weights:
         if ragged is None:
             weights = f"{own}weights"
             yield node("Unsqueeze", [bag.weights, f"{PREFIX}last"], weights)
@@ -49,10 +51,10 @@ def reduce_rows(bag: ExportedBags, ragged: RaggedInput | None, opset: int) -> It
     conditions = list[str]()
     if ragged is not None:
         conditions.append(f"{own}held")
-        yield node("Less", [f"{PREFIX}places/{ragged.room}", ragged.lengths], conditions[-1])
+        yield node("Less", [f"{PREFIX}places/{ragged.room}", lengths], conditions[-1])
     if bag.padding is not None:
         conditions.append(f"{own}meant")
-        yield node("Cast", [bag.ids], f"{own}ids", to=TensorProto.INT64)
+        yield node("Cast", [ids], f"{own}ids", to=TensorProto.INT64)
         yield node("Equal", [f"{own}ids", f"{PREFIX}padding/{bag.padding}"], f"{own}padding")
         yield node("Not", [f"{own}padding"], f"{own}others")
         yield node("Unsqueeze", [f"{own}others", f"{PREFIX}last"], conditions[-1])
@@ -68,7 +70,7 @@ def reduce_rows(bag: ExportedBags, ragged: RaggedInput | None, opset: int) -> It
     if bag.reduce == "sum":
         yield reduction("ReduceSum", f"{own}kept", bag.output, keepdims=0)
         return
-    number = ragged.lengths if ragged is not None else ""
+    number = lengths
     if bag.padding is not None:
         number = f"{own}number"
         yield node("Cast", [inside], f"{own}ones", to=TensorProto.INT64)
