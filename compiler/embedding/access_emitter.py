@@ -20,6 +20,7 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.control_flow import when
 from veltair.compiler.codegen.memory import prefetch
+from veltair.compiler.codegen.streaming_stores import end_stream
 from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.embedding.dlc import DecoupledProgram, SendToken, Traversal
 from veltair.compiler.embedding.execute_emitter import ExecuteEmitter, TokenOperands, for_elements
@@ -63,9 +64,15 @@ class AccessEmitter:
     """
 
     def __init__(
-        self, decoupled: DecoupledProgram, memories: Mapping[str, FlatMemory], lookups: Expr, ahead: int
+        self,
+        decoupled: DecoupledProgram,
+        memories: Mapping[str, FlatMemory],
+        lookups: Expr,
+        ahead: int,
+        streamed: bool = False,
     ) -> None:
-        """lookups: their number in all segments; nothing behind them is read, whatever the offsets say."""
+        """lookups: their number in all segments; nothing behind them is read, whatever the offsets say. streamed: see
+        `ExecuteEmitter`."""
         self._decoupled, self._memories, self._lookups = decoupled, memories, lookups
         self._ragged = "lengths" in memories  # what lies between two segments is no lookup
         self._dim = decoupled.program.dim
@@ -75,7 +82,8 @@ class AccessEmitter:
             name: stream for node in elements for name, stream in node.streams if isinstance(stream, LoadStream)
         }
         bodies = [token.body for token in decoupled.tokens.values()]
-        self._execute = ExecuteEmitter(memories["out"].flat, self._dim, any(node.lanes > 1 for node in elements))
+        wide, self._streamed = any(node.lanes > 1 for node in elements), streamed
+        self._execute = ExecuteEmitter(memories["out"].flat, self._dim, wide, streamed)
         self._execute.declare(tuple(dict.fromkeys(name for body in bodies for name in _variables(body))))
         self._execute.declare_sums()
 
@@ -87,6 +95,8 @@ class AccessEmitter:
             self._leading(first, count)
         else:
             self._lagging(first, count)
+        if self._streamed:
+            end_stream()
 
     def _for_each_lookup(self, first: Expr, count: Expr, visit: Callable[[Traversal, dict[str, Expr]], None]) -> None:
         """Code for each lookup of each segment, with the numbers that its streams load."""

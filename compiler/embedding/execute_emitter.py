@@ -8,6 +8,7 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.streaming_stores import stream_vector
 from veltair.compiler.codegen.vector_math import sigmoid, sum_lanes
 from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, ramp, vector_type
 from veltair.compiler.embedding.row_storage import RowReader
@@ -50,9 +51,10 @@ class ExecuteEmitter:
         execute.run(token.body, TokenOperands(numbers, rows))
     """
 
-    def __init__(self, out: Any, dim: int, wide: bool) -> None:
-        """out: the output as a flat buffer, `dim` numbers (or one) a segment. wide: rows are taken in vectors."""
-        self._out, self._dim, self._wide = out, dim, wide
+    def __init__(self, out: Any, dim: int, wide: bool, streamed: bool = False) -> None:
+        """out: the output as a flat buffer, `dim` numbers (or one) a segment. wide: rows are taken in vectors.
+        streamed: results are stored past the caches; they are stored once (emb-opt3), in whole cache lines."""
+        self._out, self._dim, self._wide, self._streamed = out, dim, wide, streamed
         self._variables: dict[str, tuple[Any, Any]] = {}  # partial sums of lanes, and the sum of all else
         self._sums: dict[int, Any] = {}  # by offset, where rows are straight-line code
         self._memory = None if dim <= UNROLLED * LANES else T.alloc_buffer((dim,), "float32", scope="global")
@@ -130,7 +132,10 @@ class ExecuteEmitter:
         return self._memory[ramp(offset, width)]
 
     def _store(self, cell: MemoryCell, value: Expr, given: TokenOperands, offset: Expr, width: int) -> None:
-        if cell.memory == "out":
+        if cell.memory == "out" and self._streamed and width == LANES:
+            segment = T.cast(given.numbers[cell.at[0]], "int64")
+            stream_vector(self._out[segment * T.int64(self._dim) + T.cast(offset, "int64")], value)
+        elif cell.memory == "out":
             T.buffer_store(self._out, value, [self._place(cell, given, offset, width)])
         elif self._memory is None:
             T.buffer_store(self._sums[int(offset)], value, [0])

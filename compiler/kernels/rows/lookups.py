@@ -1,4 +1,4 @@
-"""Weighted sums of rows, messages of neighbours, scores of triples: any program of lookups at emb-opt3 as a layer."""
+"""Weighted sums of rows, messages of neighbours, scores of triples: any program of lookups as a layer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from veltair.compiler.embedding.families import knowledge_graph, message_passing
 from veltair.compiler.embedding.slc import EmbeddingProgram
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.recommendation import LookupFamily, LookupParameters, Reduction
+from veltair.compiler.kernels.rows.lookup_ladder import is_streamed, ladder_points, level_of, order_distances
 
 SEGMENTS = (16, 4, 1, 64)  # of a task
 
@@ -30,7 +31,9 @@ class Lookups:
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         most = max(spec.max_batch, SEGMENTS[1])
-        return [{"ahead": ahead, "bags": bags} for bags in SEGMENTS if bags <= most for ahead in (16, 0, 8, 32)]
+        distances = order_distances(spec)
+        points: list[Point] = [{"ahead": n, "bags": bags} for bags in SEGMENTS if bags <= most for n in distances]
+        return ladder_points(spec, points)
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         ahead, bags = int(point["ahead"]), int(point["bags"])
@@ -40,7 +43,7 @@ class Lookups:
         dim = spec.parameters_as(LookupParameters).dim
         block_size = bags * (rows * (tables[0][0].nbytes + 8) + dim * 4)
         tasks = -(-spec.max_batch // bags)
-        function = embedding_function(_program(spec), 3, ahead, bags)
+        function = embedding_function(_program(spec), level_of(point), ahead, bags, is_streamed(point))
         return Kernel(function, tuple(tables), block_size, tasks * max(ahead, 1))
 
 
