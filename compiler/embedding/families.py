@@ -43,8 +43,8 @@ def sls(
 
     Operands: ids; offsets int64 (segments + 1) unless there are `lookups` in each segment, then ids is (segments,
     lookups), and if `ragged` a segment has the first of them, as many as lengths int64 (segments,) says; weights
-    float32 like ids, if `weighted`; the table; out. `reduce` is "sum", "mean" or "max" over what a segment has (of weighted
-    rows, too), 0 for an empty one. padding: an id that counts as none.
+    float32 like ids, if `weighted`; the table; out. `reduce` is "sum", "mean" or "max" over what a segment
+    has (of weighted rows, too), 0 for an empty one. padding: an id that counts as none.
     """
     picked = (SEGMENTS, lookups) if lookups else (LOOKUPS,)
     memories = [Activation("ids", ids, picked)]
@@ -70,7 +70,11 @@ def sls(
         value = Operation("mul", ("scale", value))
     out = MemoryCell("out", ("b", "e"))
     elements = For(
-        "e", 0, "dim", (("row", LoadStream(table.name, ("id", "e"))),), (Callback((ReduceCell(out, value, "max" if reduce == "max" else "add"),)),)
+        "e",
+        0,
+        "dim",
+        (("row", LoadStream(table.name, ("id", "e"))),),
+        (Callback((ReduceCell(out, value, "max" if reduce == "max" else "add"),)),),
     )
     inner = For("p", "begin", "stop", tuple(streams), (elements,))
     begun = Callback((ElementLoop("e", (StoreCell(out, start),)),))

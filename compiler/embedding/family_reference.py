@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +13,7 @@ from veltair.compiler.embedding.row_storage import decode_rows
 from veltair.compiler.graph.parameters.recommendation import LookupFamily, LookupParameters, Reduction
 
 Array = NDArray[Any]
+REDUCED: dict[str, Callable[[Array, int], Any]] = {"sum": np.sum, "mean": np.mean, "max": np.max}
 
 
 def pick_rows(ids: Array, table: Array) -> Array:
@@ -27,11 +28,11 @@ def sls(ids: Array, table: Array, offsets: Array | None, weights: Array | None =
     if weights is not None:
         picked = picked * weights[..., None]
     if offsets is None:
-        return np.asarray({"sum": np.sum, "mean": np.mean, "max": np.max}[reduce](picked, 1))
+        return np.asarray(REDUCED[reduce](picked, 1))
     found = np.zeros((len(offsets) - 1, picked.shape[-1]))
     for b, (begin, stop) in enumerate(clip_segments(offsets, len(ids))):
         if begin < stop:
-            found[b] = {"sum": np.sum, "mean": np.mean, "max": np.max}[reduce](picked[begin:stop], 0)
+            found[b] = REDUCED[reduce](picked[begin:stop], 0)
     return found
 
 

@@ -16,7 +16,6 @@ from veltair.compiler.graph.parameters.recommendation import (
     EmbeddingBagParameters,
     LookupParameters,
     OneHotSumParameters,
-    Reduction,
 )
 from veltair.compiler.graph.parameters.sequence import (
     AttentionParameters,

@@ -119,7 +119,13 @@ def _answer(m: Manifest) -> Iterator[str]:
 def _ragged(m: Manifest) -> Iterator[str]:
     """Clients' bags are brought into inputs of these types and shapes."""
     ports = {port.name: port for port in m.inputs}
-    if any(not each.used or each.features < 1 or not 0 <= min(each.used) <= max(each.used) < each.features or len(set(each.used)) < len(each.used) for each in m.ragged):
+    if any(
+        not each.used
+        or each.features < 1
+        or not 0 <= min(each.used) <= max(each.used) < each.features
+        or len(set(each.used)) < len(each.used)
+        for each in m.ragged
+    ):
         yield f"the bags of {', '.join(each.ids for each in m.ragged)} are of features that there are not"
         return
     names = [name for each in m.ragged for name in each.rows]
@@ -127,7 +133,7 @@ def _ragged(m: Manifest) -> Iterator[str]:
     if len(set(names)) != len(names) or bounds & (ports.keys() | set(names)):
         yield f"the bags of {', '.join(each.ids for each in m.ragged)} have inputs in common"
         return
-    for each, view in ((each, view) for each in m.ragged for view in each.views):
+    for each, view in ((bags, view) for bags in m.ragged for view in bags.views):
         own = (view.ids, *view.weights.values(), view.lengths)
         if any(name not in ports or not ports[name].shape for name in own) or each.room < 1:
             yield f"bags of {each.ids}: expected room, and inputs {', '.join(own)}"

@@ -222,7 +222,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 if name == each.bounds:
                     bags = max(port.shape[0], 0) * each.features
                     plain = each.form != "ends" and each.features == 1  # as many as there are samples
-                    port = Port(name, each.bounds_dtype, (port.shape[0] if plain else bags + (each.form == "ends") if bags else 0,))
+                    port = Port(
+                        name,
+                        each.bounds_dtype,
+                        (port.shape[0] if plain else bags + (each.form == "ends") if bags else 0,),
+                    )
                 elif each.features == 1:
                     port = msgspec.structs.replace(port, shape=(0,))
                 else:  # whose range depends on where it is

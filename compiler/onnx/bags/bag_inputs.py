@@ -63,9 +63,9 @@ def give_bags_rows(proto: onnx.ModelProto, room: BagRoom, path: Path) -> BagInpu
     _replace_loops(graph, bags, {each.ids: each for each in ragged}, opset, path)
     _replace_inputs(graph, ragged)
     filled = {bag.ids for bag in bags if not bag.empty}
-    return BagInputs(ragged, {
-        view.lengths: (int(each.ids in filled), each.room) for each in ragged for view in each.views
-    })
+    return BagInputs(
+        ragged, {view.lengths: (int(each.ids in filled), each.room) for each in ragged for view in each.views}
+    )
 
 
 def checked_bag_room(given: Mapping[str, int], option: str) -> BagRoom:
@@ -115,17 +115,17 @@ def _ragged(
     ids: str, bags: Sequence[ExportedBags], inputs: Mapping[str, onnx.ValueInfoProto], room: BagRoom, path: Path
 ) -> RaggedInput:
     """All bags of one tensor of ids."""
-    ways = {(bag.bounds, bag.form, bag.features) for bag in bags if bag.form != "matrix"}
+    ways = {(bag.bounds, bag.form, bag.features) for bag in bags}
     if len(ways) > 1:
         raise ModelError(
             f"{path}: input {ids!r} is cut into bags in two ways, by {' and by '.join(way[0] for way in ways)}"
         )
     bounds, form, features = ways.pop()
+    assert form != "matrix"  # which is one input as it is
     weights = tuple(dict.fromkeys(bag.weights for bag in bags if bag.weights))
     dtype = type_name(inputs[bounds].type.tensor_type.elem_type)
     used = tuple(sorted({bag.feature for bag in bags}))
     own = room.get(ids, room.get("", BAG_ROOM)), weights, features, used
-    assert form != "matrix"
     return RaggedInput(ids, f"{ids}/lengths", bounds, dtype, form, *own)
 
 
@@ -144,7 +144,7 @@ def _replace_loops(
         if bag := next((made[name] for name in needed if name in made), None):
             each = ragged.get(bag.ids)
             kept.extend([*reduce_rows(bag, each, opset)][::-1])
-            wanted.update((bag.table, *(() if each else (bag.ids, bag.weights))))
+            wanted.update({bag.table, *(() if each else (bag.ids, bag.weights))} - {""})
         elif needed:
             read = {*node.input, *captured_names(node)}
             if both := sorted(read & replaced):

@@ -28,7 +28,9 @@ class ExportedBags:
     form: Spelling
     weights: str  # "": none
     reduce: BagReduction
-    empty: bool  # whether the loop gives zeros for an empty bag, as PyTorch does; else it divides by 0, or has no number
+    empty: (
+        bool  # whether the loop gives zeros for an empty bag, as PyTorch does; else it divides by 0, or has no number
+    )
     padding: int | None = None  # an id that counts as none
     feature: int = 0  # whose ids these are, of those that one input holds one after the other
     features: int = 1

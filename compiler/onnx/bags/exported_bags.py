@@ -202,5 +202,5 @@ def _bags(
     found, rows = bounds_of(bounds, ids, given[1]), given[1]
     if found is None:
         return None
-    own = REDUCTIONS[reduction], empty, padding, rows.feature, rows.features
-    return ExportedBags(output, table, given[0], *found, weighed[0], *own)
+    reduce, of = REDUCTIONS[reduction], (rows.feature, rows.features)
+    return ExportedBags(output, table, given[0], *found, weighed[0], reduce, empty, padding, *of)

@@ -185,7 +185,13 @@ def _squeeze(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
 def _extents(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
     if attribute(node, "start", 0) != 0:
         return None
-    return ("Extents", x[0]) if attribute(node, "end", 2) == 2 else ("Extent", x[0], 0) if attribute(node, "end", 2) == 1 else None
+    return (
+        ("Extents", x[0])
+        if attribute(node, "end", 2) == 2
+        else ("Extent", x[0], 0)
+        if attribute(node, "end", 2) == 1
+        else None
+    )
 
 
 def _flat(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
@@ -199,7 +205,9 @@ def _cumsum(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
 
 Rule: TypeAlias = Callable[[onnx.NodeProto, list[Expression]], Expression | None]
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Less", "Equal", "Greater", "Not", "Expand", "Range", "SequenceInsert"), _plain),
+    **dict.fromkeys(
+        ("Add", "Sub", "Mul", "Div", "Less", "Equal", "Greater", "Not", "Expand", "Range", "SequenceInsert"), _plain
+    ),
     **dict.fromkeys(("Identity", "CastLike"), _first),
     **dict.fromkeys(("Gather", "Concat"), _along_rows),
     **dict.fromkeys(("ReduceSum", "ReduceMean", "ReduceMax"), _reduce),

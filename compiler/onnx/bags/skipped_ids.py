@@ -14,7 +14,7 @@ NOTHING = (CONSTANT, ())
 
 
 class SkippingReduction(NamedTuple):
-    """How rows are reduced, which, the bounds of the bags, the id that counts as none, and the ids that are compared."""
+    """How rows are reduced, which, the bounds of the bags, the id that counts as none, and the compared ids."""
 
     reduction: str
     rows: Expression
@@ -26,8 +26,8 @@ class SkippingReduction(NamedTuple):
 def match_skipping(
     count: Expression, zero: Expression, row: Expression, i: str, expressions: Expressions, body: onnx.GraphProto
 ) -> SkippingReduction | None:
-    """The reduction of a bag's rows that an inner loop picked. `count`, `zero`: what is compared to see whether there are
-    none; i: the number of the bag; `body`: the loop over the bags, with its expressions."""
+    """The reduction of a bag's rows that an inner loop picked. `count`, `zero`: what is compared to see whether there
+    are none; i: the number of the bag; `body`: the loop over the bags, with its expressions."""
     match count, zero, row:
         case ("Shape", str(picked)), (_, (0,)), (str(reduction), ("Gather", rows, same), 1) if same == picked:
             pass

@@ -1,4 +1,4 @@
-"""Embedding bags in ONNX: a Gather from a constant table whose rows are summed, averaged or compared per bag, or are its bags."""
+"""Embedding bags in ONNX: a Gather from a constant table whose rows are reduced per bag, or are its bags."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Bags that differ in length, as `compiler.onnx.bags` writes them in standard operators.
 
-    rows     Gather(table, ids), or these times weights
-    inside   Less(places, lengths), or Unsqueeze(Not(Equal(ids, padding))), or And of both
-    number   lengths, or with padding ReduceSum(Cast(inside))
+rows     Gather(table, ids), or these times weights
+inside   Less(places, lengths), or Unsqueeze(Not(Equal(ids, padding))), or And of both
+number   lengths, or with padding ReduceSum(Cast(inside))
 
-    sums     ReduceSum(Where(inside, rows, 0))
-    means    Squeeze(Div(ReduceSum(Where(inside, rows, 0)), Cast(Max(number, 1))))
-    maxima   Squeeze(Where(Less(0, number), ReduceMax(Where(inside, rows, -inf)), 0))
+sums     ReduceSum(Where(inside, rows, 0))
+means    Squeeze(Div(ReduceSum(Where(inside, rows, 0)), Cast(Max(number, 1))))
+maxima   Squeeze(Where(Less(0, number), ReduceMax(Where(inside, rows, -inf)), 0))
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def _match_mean(node: NodeProto, view: ModelView) -> LookupMatch | None:
     if mean is None or total is None or some is None or some.op_type != "Max" or found is None or len(some.input) != 2:
         return None
     match, inside = found
-    if not any(_is_number(least, 1, view) and _counts(number, match, inside, view) for least, number in both_orders(some)):
+    if not any(
+        _is_number(least, 1, view) and _counts(number, match, inside, view) for least, number in both_orders(some)
+    ):
         return None
     return replace(match, inner=(*match.inner, mean, total), reduce=Reduction.MEAN)
 
@@ -96,9 +98,7 @@ def _match_rows(node: NodeProto, view: ModelView, keepdims: int, nothing: float)
     lengths, padding = condition
     inputs = (ids.name, *lengths, *weights)
     family = LookupFamily.RAGGED_BAG
-    match = LookupMatch(
-        inputs, (gather.input[0],), family, (gather, *inner), reduce=Reduction.SUM, padding=padding
-    )
+    match = LookupMatch(inputs, (gather.input[0],), family, (gather, *inner), reduce=Reduction.SUM, padding=padding)
     return match, inside
 
 

@@ -1,4 +1,4 @@
-"""Writes the models of this folder again, as ONNX text: `python export.py FOLDER [NAME …]`, with PyTorch and ONNX installed."""
+"""Writes models of this folder again, as ONNX text: `python export.py FOLDER [NAME …]`, with PyTorch and ONNX."""
 
 import sys
 import tempfile
@@ -118,7 +118,14 @@ ONE_EXPORTER = {  # the older one refuses padding and writes splits as constants
     **dict.fromkeys(("padded", "matrix_padded", "keyed_split"), "dynamo"),
     "keyed_weighted": "torchscript",
 }
-OWN = {"ids": "n", "weights": "n", "clicks": "clicks_n", "tags": "tags_n", "ends": "batch_and_one", "values": "values_n"}
+OWN = {
+    "ids": "n",
+    "weights": "n",
+    "clicks": "clicks_n",
+    "tags": "tags_n",
+    "ends": "batch_and_one",
+    "values": "values_n",
+}
 
 
 def export(name, folder, dynamo):

@@ -1,4 +1,4 @@
-"""Maxima, padding, matrices of ids and features one after the other: compiled, verified, served, and lies about them."""
+"""Maxima, padding, matrices of ids, features one after the other: compiled, verified, served, and lies about them."""
 
 from __future__ import annotations
 
@@ -198,7 +198,9 @@ def test_random_payloads_fit(daemon: veltair.Daemon) -> None:
                 assert np.isfinite(client.infer(name, payload).outputs["y"]).all()
 
 
-@pytest.mark.parametrize("changes", [{"features": 0}, {"features": 3}, {"used": ()}, {"used": (0, 0, 3)}, {"used": (-1,)}])
+@pytest.mark.parametrize(
+    "changes", [{"features": 0}, {"features": 3}, {"used": ()}, {"used": (0, 0, 3)}, {"used": (-1,)}]
+)
 def test_a_manifest_with_other_features_is_refused(folder: Path, changes: dict[str, Any]) -> None:
     found = load_artifact(folder / "keyed")
     (own,) = found.manifest.ragged
