@@ -159,6 +159,7 @@ class For:
     stop: "segments" for the outer loop, "dim" for the elements of a row.
     counter: the execute side's name of the step, if it counts steps itself.
 
+    >>> from veltair.compiler.embedding.streams import LoadStream
     >>> For("p", "begin", "stop", streams=(("id", LoadStream("ids", ("p",))),), body=(Push("id"),)).lanes
     1
     """
