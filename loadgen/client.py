@@ -112,6 +112,7 @@ class RaggedBags(msgspec.Struct, frozen=True):
     form: Literal["offsets", "ends", "lengths"]
     room: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]  # ids of a bag, at most
     weights: tuple[str, ...] = ()  # of each id one
+    features: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 1  # whose lengths lie one after the other
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,8 +79,8 @@ def _draw_bags(
     if found is None or len(found.shape) != 1 or found.datatype not in ("INT32", "INT64"):
         raise ConfigError(f"model `{meta.name}`: expected an input `{bags.bounds}` of integers in one dimension")
     if found.shape[0] >= 0:
-        size = found.shape[0] - (bags.form == "ends")
-    lengths = rng.integers(0, bags.room, max(size, 0), endpoint=True)
+        size = found.shape[0] // bags.features - (bags.form == "ends")
+    lengths = rng.integers(0, bags.room, max(size, 0) * bags.features, endpoint=True)
     ends = np.concatenate([[0], lengths.cumsum()])
     drawn = {"offsets": ends[:-1], "ends": ends, "lengths": lengths}[bags.form]
     return int(ends[-1]), drawn.astype(DTYPES[found.datatype])

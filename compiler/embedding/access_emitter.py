@@ -10,6 +10,7 @@ and compared once, its place computed, and its cache lines are prefetched. The q
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,17 +20,18 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.control_flow import when
 from veltair.compiler.codegen.memory import prefetch
+from veltair.compiler.codegen.streaming_stores import end_stream
 from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.embedding.dlc import DecoupledProgram, SendToken, Traversal
 from veltair.compiler.embedding.execute_emitter import ExecuteEmitter, TokenOperands, for_elements
 from veltair.compiler.embedding.row_storage import RowReader, row_items, row_reader
-from veltair.compiler.embedding.slc import (
-    AddToVariable,
+from veltair.compiler.embedding.slc import AddToVariable, SetVariable, Statement
+from veltair.compiler.embedding.streams import (
     AluStream,
     InverseStream,
+    KeptStream,
     LoadStream,
-    SetVariable,
-    Statement,
+    StartStream,
     Stream,
     StreamIndex,
 )
@@ -62,9 +64,15 @@ class AccessEmitter:
     """
 
     def __init__(
-        self, decoupled: DecoupledProgram, memories: Mapping[str, FlatMemory], lookups: Expr, ahead: int
+        self,
+        decoupled: DecoupledProgram,
+        memories: Mapping[str, FlatMemory],
+        lookups: Expr,
+        ahead: int,
+        streamed: bool = False,
     ) -> None:
-        """lookups: their number in all segments; nothing behind them is read, whatever the offsets say."""
+        """lookups: their number in all segments; nothing behind them is read, whatever the offsets say. streamed: see
+        `ExecuteEmitter`."""
         self._decoupled, self._memories, self._lookups = decoupled, memories, lookups
         self._ragged = "lengths" in memories  # what lies between two segments is no lookup
         self._dim = decoupled.program.dim
@@ -74,7 +82,8 @@ class AccessEmitter:
             name: stream for node in elements for name, stream in node.streams if isinstance(stream, LoadStream)
         }
         bodies = [token.body for token in decoupled.tokens.values()]
-        self._execute = ExecuteEmitter(memories["out"].flat, self._dim, any(node.lanes > 1 for node in elements))
+        wide, self._streamed = any(node.lanes > 1 for node in elements), streamed
+        self._execute = ExecuteEmitter(memories["out"].flat, self._dim, wide, streamed)
         self._execute.declare(tuple(dict.fromkeys(name for body in bodies for name in _variables(body))))
         self._execute.declare_sums()
 
@@ -86,6 +95,8 @@ class AccessEmitter:
             self._leading(first, count)
         else:
             self._lagging(first, count)
+        if self._streamed:
+            end_stream()
 
     def _for_each_lookup(self, first: Expr, count: Expr, visit: Callable[[Traversal, dict[str, Expr]], None]) -> None:
         """Code for each lookup of each segment, with the numbers that its streams load."""
@@ -211,13 +222,29 @@ class AccessEmitter:
         match stream:
             case AluStream():
                 return self._place(stream, numbers)
-            case InverseStream(begin, stop):
-                return T.float32(1) / T.cast(T.max(numbers[stop] - numbers[begin], 1), "float32")
+            case InverseStream(begin, stop, skipped):
+                return T.float32(1) / T.cast(T.max(self._count(numbers[begin], numbers[stop], skipped), 1), "float32")
+            case StartStream(begin, stop, skipped):
+                some = self._count(numbers[begin], numbers[stop], skipped) > 0
+                return T.Select(some, T.float32(-math.inf), T.float32(0))
+            case KeptStream(memory, at, skipped):
+                return T.cast(_differs(self._memories[memory].flat[numbers[at[0]]], skipped), "float32")
         value = self._memories[stream.memory].flat[self._place(stream.at[0], numbers)]
         if stream.memory in ("offsets", "lengths"):  # 64 bits wide, but within the lookups
             limit = T.cast(self._lookups, "int64")
             return T.cast(T.min(T.max(value, T.int64(0)), limit), "int32")
         return value
+
+    def _count(self, begin: Expr, stop: Expr, skipped: int | None) -> Expr:
+        """The lookups of a segment, without those of the id `skipped`."""
+        if skipped is None:
+            return stop - begin
+        ids = self._memories["ids"].flat
+        found = T.alloc_buffer((1,), "int32", scope="local")
+        T.buffer_store(found, T.int32(0), [0])
+        with T.serial(0, stop - begin) as offset:
+            T.buffer_store(found, found[0] + T.cast(_differs(ids[begin + offset], skipped), "int32"), [0])
+        return T.bind(found[0])
 
     def _place(self, place: StreamIndex | int, numbers: Mapping[str, Expr]) -> Expr:
         if isinstance(place, AluStream):
@@ -251,7 +278,12 @@ class AccessEmitter:
 
     def _is_float(self, name: str) -> bool:
         streams = dict(self._decoupled.access.streams) | dict(self._decoupled.lookups.streams)
-        return isinstance(streams.get(name), InverseStream) or _memory(streams.get(name)) == "weights"
+        computed = isinstance(streams.get(name), (InverseStream, StartStream, KeptStream))
+        return computed or _memory(streams.get(name)) == "weights"
+
+
+def _differs(found: Expr, skipped: int) -> Expr:
+    return T.NE(T.cast(found, "int64"), T.int64(skipped))
 
 
 def _memory(stream: Stream | None) -> str:

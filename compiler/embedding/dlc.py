@@ -9,16 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from veltair.compiler.embedding.slc import (
-    Callback,
-    EmbeddingProgram,
-    For,
-    LoadStream,
-    Statement,
-    Stream,
-    StreamIndex,
-    names_in,
-)
+from veltair.compiler.embedding.slc import Callback, EmbeddingProgram, For, Statement, names_in
+from veltair.compiler.embedding.streams import LoadStream, Stream, StreamIndex
 
 
 @dataclass(frozen=True, slots=True)

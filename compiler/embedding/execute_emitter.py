@@ -8,15 +8,16 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.streaming_stores import stream_vector
 from veltair.compiler.codegen.vector_math import sigmoid, sum_lanes
 from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, ramp, vector_type
 from veltair.compiler.embedding.row_storage import RowReader
 from veltair.compiler.embedding.slc import (
-    AddToCell,
     AddToVariable,
     ElementLoop,
     MemoryCell,
     Operation,
+    ReduceCell,
     SetVariable,
     Statement,
     StoreCell,
@@ -50,9 +51,10 @@ class ExecuteEmitter:
         execute.run(token.body, TokenOperands(numbers, rows))
     """
 
-    def __init__(self, out: Any, dim: int, wide: bool) -> None:
-        """out: the output as a flat buffer, `dim` numbers (or one) a segment. wide: rows are taken in vectors."""
-        self._out, self._dim, self._wide = out, dim, wide
+    def __init__(self, out: Any, dim: int, wide: bool, streamed: bool = False) -> None:
+        """out: the output as a flat buffer, `dim` numbers (or one) a segment. wide: rows are taken in vectors.
+        streamed: results are stored past the caches; they are stored once (emb-opt3), in whole cache lines."""
+        self._out, self._dim, self._wide, self._streamed = out, dim, wide, streamed
         self._variables: dict[str, tuple[Any, Any]] = {}  # partial sums of lanes, and the sum of all else
         self._sums: dict[int, Any] = {}  # by offset, where rows are straight-line code
         self._memory = None if dim <= UNROLLED * LANES else T.alloc_buffer((dim,), "float32", scope="global")
@@ -70,9 +72,9 @@ class ExecuteEmitter:
             match statement:
                 case StoreCell(cell, value):
                     self._store(cell, self._value(value, given, offset, width), given, offset, width)
-                case AddToCell(cell, value):
-                    more = self._value(value, given, offset, width)
-                    self._store(cell, self._load(cell, given, offset, width) + more, given, offset, width)
+                case ReduceCell(cell, value, by):
+                    more, held = self._value(value, given, offset, width), self._load(cell, given, offset, width)
+                    self._store(cell, _OPERATIONS[by](held, more), given, offset, width)
                 case SetVariable(name, value):
                     partial, beside = self._variables[name]
                     result = self._value(value, given, offset, 1)
@@ -130,7 +132,10 @@ class ExecuteEmitter:
         return self._memory[ramp(offset, width)]
 
     def _store(self, cell: MemoryCell, value: Expr, given: TokenOperands, offset: Expr, width: int) -> None:
-        if cell.memory == "out":
+        if cell.memory == "out" and self._streamed and width == LANES:
+            segment = T.cast(given.numbers[cell.at[0]], "int64")
+            stream_vector(self._out[segment * T.int64(self._dim) + T.cast(offset, "int64")], value)
+        elif cell.memory == "out":
             T.buffer_store(self._out, value, [self._place(cell, given, offset, width)])
         elif self._memory is None:
             T.buffer_store(self._sums[int(offset)], value, [0])
@@ -176,6 +181,8 @@ _OPERATIONS: Mapping[str, Callable[..., Expr]] = {
     "mul": lambda a, b: a * b,
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
+    "max": T.max,
+    "where": lambda kept, a, b: T.Select(kept > T.float32(0), a, b),
     "neg": lambda a: T.float32(0) - a,
     "abs": T.abs,
     "square": lambda a: a * a,

@@ -6,25 +6,23 @@ int64 or int32. Bags without offsets have the same number of lookups each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from veltair.compiler.embedding.slc import (
-    AddToCell,
     AddToVariable,
-    AluStream,
     Callback,
     ElementLoop,
     EmbeddingProgram,
     For,
-    InverseStream,
-    LoadStream,
     MemoryCell,
     Operation,
+    ReduceCell,
     SetVariable,
     StoreCell,
-    Stream,
     Value,
 )
+from veltair.compiler.embedding.streams import AluStream, InverseStream, KeptStream, LoadStream, StartStream, Stream
 from veltair.compiler.graph.layer_spec import Activation
 
 SEGMENTS, LOOKUPS, OFFSETS = -1, -2, -3
@@ -39,13 +37,14 @@ def sls(
     reduce: str = "sum",
     weighted: bool = False,
     ragged: bool = False,
+    padding: int | None = None,
 ) -> EmbeddingProgram:
     """Sums of rows by segments: SparseLengthsSum, EmbeddingBag. out (segments, dim).
 
     Operands: ids; offsets int64 (segments + 1) unless there are `lookups` in each segment, then ids is (segments,
     lookups), and if `ragged` a segment has the first of them, as many as lengths int64 (segments,) says; weights
-    float32 like ids, if `weighted`; the table; out. `reduce` is "sum" or "mean" over what a segment has (of weighted
-    rows, too), 0 for an empty one.
+    float32 like ids, if `weighted`; the table; out. `reduce` is "sum", "mean" or "max" over what a segment
+    has (of weighted rows, too), 0 for an empty one. padding: an id that counts as none.
     """
     picked = (SEGMENTS, lookups) if lookups else (LOOKUPS,)
     memories = [Activation("ids", ids, picked)]
@@ -59,16 +58,27 @@ def sls(
         streams.append(("weight", LoadStream("weights", ("p",))))
         value = Operation("mul", ("weight", value))
     outer = list(_segment(lookups, ragged))
+    start: Value = 0.0
+    if reduce == "max":
+        outer.append(("start", StartStream("begin", "stop", padding)))
+        start = "start"
+    if padding is not None:
+        streams.append(("kept", KeptStream("ids", ("p",), padding)))
+        value = Operation("where", ("kept", value, -math.inf if reduce == "max" else 0.0))
     if reduce == "mean":
-        outer.append(("scale", InverseStream("begin", "stop")))
+        outer.append(("scale", InverseStream("begin", "stop", padding)))
         value = Operation("mul", ("scale", value))
     out = MemoryCell("out", ("b", "e"))
     elements = For(
-        "e", 0, "dim", (("row", LoadStream(table.name, ("id", "e"))),), (Callback((AddToCell(out, value),)),)
+        "e",
+        0,
+        "dim",
+        (("row", LoadStream(table.name, ("id", "e"))),),
+        (Callback((ReduceCell(out, value, "max" if reduce == "max" else "add"),)),),
     )
     inner = For("p", "begin", "stop", tuple(streams), (elements,))
-    zero = Callback((ElementLoop("e", (StoreCell(out, 0.0),)),))
-    return EmbeddingProgram("sls", tuple(memories), dim, For("b", 0, "segments", tuple(outer), (zero, inner)))
+    begun = Callback((ElementLoop("e", (StoreCell(out, start),)),))
+    return EmbeddingProgram("sls", tuple(memories), dim, For("b", 0, "segments", tuple(outer), (begun, inner)))
 
 
 def _segment(lookups: int = 0, ragged: bool = False) -> Streams:
@@ -107,7 +117,7 @@ def message_passing(table: Activation, dim: int, ids: str = "int64", lookups: in
     message = Callback(
         (
             SetVariable("edge", Operation("sigmoid", ("dot",))),
-            ElementLoop("e", (AddToCell(out, Operation("mul", ("edge", "row"))),)),
+            ElementLoop("e", (ReduceCell(out, Operation("mul", ("edge", "row"))),)),
         )
     )
     start = Callback((SetVariable("dot", 0.0),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +13,7 @@ from veltair.compiler.embedding.row_storage import decode_rows
 from veltair.compiler.graph.parameters.recommendation import LookupFamily, LookupParameters, Reduction
 
 Array = NDArray[Any]
+REDUCED: dict[str, Callable[[Array, int], Any]] = {"sum": np.sum, "mean": np.mean, "max": np.max}
 
 
 def pick_rows(ids: Array, table: Array) -> Array:
@@ -21,26 +22,35 @@ def pick_rows(ids: Array, table: Array) -> Array:
     return decode_rows(picked.reshape(-1, table.shape[1])).astype(np.float64).reshape(*ids.shape, -1)
 
 
-def sls(ids: Array, table: Array, offsets: Array | None, weights: Array | None = None, mean: bool = False) -> Array:
-    """Segments' sums or means. No offsets: ids is (segments, lookups)."""
+def sls(ids: Array, table: Array, offsets: Array | None, weights: Array | None = None, reduce: str = "sum") -> Array:
+    """Segments' sums, means or maxima. No offsets: ids is (segments, lookups)."""
     picked = pick_rows(ids, table)
     if weights is not None:
         picked = picked * weights[..., None]
     if offsets is None:
-        return np.asarray(picked.mean(1) if mean else picked.sum(1))
+        return np.asarray(REDUCED[reduce](picked, 1))
     found = np.zeros((len(offsets) - 1, picked.shape[-1]))
     for b, (begin, stop) in enumerate(clip_segments(offsets, len(ids))):
-        found[b] = picked[begin:stop].sum(0) / (max(stop - begin, 1) if mean else 1)
+        if begin < stop:
+            found[b] = REDUCED[reduce](picked[begin:stop], 0)
     return found
 
 
-def ragged_bags(ids: Array, lengths: Array, table: Array, weights: Array | None, mean: bool) -> Array:
-    """Sums or means of the rows of each bag's first ids; ids (bags, room)."""
+def ragged_bags(
+    ids: Array, lengths: Array, table: Array, weights: Array | None, reduce: str = "sum", padding: int | None = None
+) -> Array:
+    """Sums, means or maxima of the rows of each bag's first ids but `padding`; ids (bags, room)."""
     held = lengths.clip(0, ids.shape[1])
     rows = sls(ids[..., None].reshape(-1, 1), table, None, None if weights is None else weights.reshape(-1, 1))
     inside = np.arange(ids.shape[1]) < held[:, None]
-    total = np.where(inside[..., None], rows.reshape(*ids.shape, -1), 0).sum(1)
-    return np.asarray(total / np.maximum(held, 1)[:, None] if mean else total)
+    if padding is not None:
+        inside &= ids != padding
+    rows, count = rows.reshape(*ids.shape, -1), inside.sum(1)[:, None]
+    if reduce == "max":
+        most = np.where(inside[..., None], rows, -np.inf).max(1)
+        return np.asarray(np.where(count > 0, most, 0))
+    total = np.where(inside[..., None], rows, 0).sum(1)
+    return np.asarray(total / np.maximum(count, 1) if reduce == "mean" else total)
 
 
 def clip_segments(offsets: Array, lookups: int) -> list[tuple[int, int]]:
@@ -73,11 +83,12 @@ def reference_lookups(parameters: LookupParameters, inputs: Sequence[Array], tab
     ids, *others = inputs
     match parameters.family:
         case LookupFamily.WEIGHTED_SUM:
-            return sls(ids, tables[0], None, others[0], parameters.reduce is Reduction.MEAN)
+            return sls(ids, tables[0], None, others[0], parameters.reduce or Reduction.SUM)
         case LookupFamily.RAGGED_BAG:
-            lengths, *weights = others
-            mean = parameters.reduce is Reduction.MEAN
-            return ragged_bags(ids, lengths, tables[0], weights[0] if weights else None, mean)
+            lengths = next((each for each in others if each.dtype == np.int64), np.full(len(ids), ids.shape[1]))
+            weights = next((each for each in others if each.dtype == np.float32), None)
+            own = parameters.reduce or Reduction.SUM, parameters.padding
+            return ragged_bags(ids, lengths, tables[0], weights, *own)
         case LookupFamily.MESSAGE_PASSING:
             return message_passing(ids.reshape(-1), tables[0], np.arange(len(ids) + 1) * ids.shape[1], others[0])
         case LookupFamily.KNOWLEDGE_GRAPH:

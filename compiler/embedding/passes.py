@@ -17,19 +17,19 @@ from dataclasses import replace
 
 from veltair.compiler.codegen.vectors import LANES
 from veltair.compiler.embedding.slc import (
-    AddToCell,
     Callback,
     ElementLoop,
     EmbeddingProgram,
     For,
-    InverseStream,
     MemoryCell,
     Operation,
     Push,
+    ReduceCell,
     Statement,
     StoreCell,
     Value,
 )
+from veltair.compiler.embedding.streams import InverseStream
 
 LEVELS = range(4)  # emb-opt0 … emb-opt3
 
@@ -89,8 +89,8 @@ def align_queues(loop: For) -> For:
         match statement:
             case ElementLoop(index, body, lanes):
                 return ElementLoop(index, tuple(map(rewritten, body)), lanes)
-            case AddToCell(MemoryCell(_, (_, index)), value):
-                return AddToCell(MemoryCell("sum", (index,)), moved(value))
+            case ReduceCell(MemoryCell(_, (_, index)), value, by):
+                return ReduceCell(MemoryCell("sum", (index,)), moved(value), by)
             case StoreCell(MemoryCell(memory, at), value):
                 if sums:
                     return StoreCell(MemoryCell("sum", at[1:]), value)
@@ -117,7 +117,7 @@ def _accumulates(node: For | Callback | Push) -> bool:
     if isinstance(node, For):
         return any(map(_accumulates, node.body))
     return isinstance(node, Callback) and any(
-        isinstance(s, AddToCell)
+        isinstance(s, ReduceCell)
         for each in node.body
         for s in (each.body if isinstance(each, ElementLoop) else (each,))
     )

@@ -10,63 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from veltair.compiler.embedding.streams import Stream, StreamIndex
 from veltair.compiler.graph.layer_spec import Activation
-
-
-@dataclass(frozen=True, slots=True)
-class AluStream:
-    """alu_str: a stream plus another, or a stream plus, times, or at most a constant.
-
-    >>> str(AluStream("+", "b", 1))
-    'b + 1'
-    """
-
-    operation: Literal["+", "*", "min"]
-    stream: str
-    by: int | str
-
-    def __str__(self) -> str:
-        return f"{self.stream} {self.operation} {self.by}"
-
-
-@dataclass(frozen=True, slots=True)
-class InverseStream:
-    """alu_str: 1 / (stop - begin), or 1 for an empty segment: the factor from a segment's sum to its mean.
-
-    >>> str(InverseStream("begin", "stop"))
-    '1 / max(stop - begin, 1)'
-    """
-
-    begin: str
-    stop: str
-
-    def __str__(self) -> str:
-        return f"1 / max({self.stop} - {self.begin}, 1)"
-
-
-StreamIndex: TypeAlias = str | AluStream
-
-
-@dataclass(frozen=True, slots=True)
-class LoadStream:
-    """mem_str: a number in `memory`. At (id, "e") it is an element of a table's row, of row 0 for an id that is no row.
-
-    >>> str(LoadStream("ids", ("p",)))
-    'mem_str(ids[p])'
-    """
-
-    memory: str
-    at: tuple[StreamIndex, ...]
-
-    @property
-    def is_row(self) -> bool:
-        return len(self.at) > 1
-
-    def __str__(self) -> str:
-        return f"mem_str({self.memory}[{', '.join(map(str, self.at))}])"
-
-
-Stream: TypeAlias = LoadStream | AluStream | InverseStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +31,7 @@ class MemoryCell:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation on values: mul, add, sub, neg, abs, square, root, sigmoid.
+    """An operation on values: mul, add, sub, max, neg, abs, square, root, sigmoid; where(1 or 0, then, else).
 
     >>> str(Operation("mul", ("weight", "row")))
     'mul(weight, row)'
@@ -118,18 +63,21 @@ class StoreCell:
 
 
 @dataclass(frozen=True, slots=True)
-class AddToCell:
-    """cell += value
+class ReduceCell:
+    """cell += value, or another operation of both
 
-    >>> str(AddToCell(MemoryCell("out", ("b", "e")), "row"))
+    >>> str(ReduceCell(MemoryCell("out", ("b", "e")), "row"))
     'out[b, e] += row'
+    >>> str(ReduceCell(MemoryCell("out", ("b", "e")), "row", "max"))
+    'out[b, e] max= row'
     """
 
     cell: MemoryCell
     value: Value
+    by: Literal["add", "max"] = "add"
 
     def __str__(self) -> str:
-        return f"{self.cell} += {self.value}"
+        return f"{self.cell} {'+' if self.by == 'add' else self.by}= {self.value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +127,7 @@ class ElementLoop:
         return f"for<{self.lanes}> {self.index}: {inside}"
 
 
-Statement: TypeAlias = StoreCell | AddToCell | SetVariable | AddToVariable | ElementLoop
+Statement: TypeAlias = StoreCell | ReduceCell | SetVariable | AddToVariable | ElementLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +159,7 @@ class For:
     stop: "segments" for the outer loop, "dim" for the elements of a row.
     counter: the execute side's name of the step, if it counts steps itself.
 
+    >>> from veltair.compiler.embedding.streams import LoadStream
     >>> For("p", "begin", "stop", streams=(("id", LoadStream("ids", ("p",))),), body=(Push("id"),)).lanes
     1
     """
@@ -272,7 +221,7 @@ def names_in(value: Value | Statement) -> Iterator[str]:
         case Operation(_, arguments):
             for argument in arguments:
                 yield from names_in(argument)
-        case StoreCell(cell, inner) | AddToCell(cell, inner):
+        case StoreCell(cell, inner) | ReduceCell(cell, inner):
             yield from cell.at
             yield from names_in(inner)
         case SetVariable(variable, inner) | AddToVariable(variable, inner):

@@ -16,7 +16,6 @@ from veltair.compiler.graph.parameters.recommendation import (
     EmbeddingBagParameters,
     LookupParameters,
     OneHotSumParameters,
-    Reduction,
 )
 from veltair.compiler.graph.parameters.sequence import (
     AttentionParameters,
@@ -87,8 +86,8 @@ def reference_token_embedding(spec: LayerSpec, x: list[Array]) -> list[Array]:
 
 
 def reference_embedding_bag(spec: LayerSpec, x: list[Array]) -> list[Array]:
-    mean = spec.parameters_as(EmbeddingBagParameters).reduce is Reduction.MEAN
-    return [embedding.sls(ids, spec.weights[f"table{i}"], None, mean=mean) for i, ids in enumerate(x)]
+    reduce = spec.parameters_as(EmbeddingBagParameters).reduce
+    return [embedding.sls(ids, spec.weights[f"table{i}"], None, reduce=reduce) for i, ids in enumerate(x)]
 
 
 def reference_lookups(spec: LayerSpec, x: list[Array]) -> list[Array]:

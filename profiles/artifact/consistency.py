@@ -119,18 +119,28 @@ def _answer(m: Manifest) -> Iterator[str]:
 def _ragged(m: Manifest) -> Iterator[str]:
     """Clients' bags are brought into inputs of these types and shapes."""
     ports = {port.name: port for port in m.inputs}
-    names = [name for each in m.ragged for name in (*each.flat, each.lengths)]
+    if any(
+        not each.used
+        or each.features < 1
+        or not 0 <= min(each.used) <= max(each.used) < each.features
+        or len(set(each.used)) < len(each.used)
+        for each in m.ragged
+    ):
+        yield f"the bags of {', '.join(each.ids for each in m.ragged)} are of features that there are not"
+        return
+    names = [name for each in m.ragged for name in each.rows]
     bounds = {each.bounds for each in m.ragged}
     if len(set(names)) != len(names) or bounds & (ports.keys() | set(names)):
         yield f"the bags of {', '.join(each.ids for each in m.ragged)} have inputs in common"
         return
-    for each in m.ragged:
-        if any(name not in ports or not ports[name].shape for name in (*each.flat, each.lengths)) or each.room < 1:
-            yield f"bags of {each.ids}: expected room, and inputs {', '.join((*each.flat, each.lengths))}"
+    for each, view in ((bags, view) for bags in m.ragged for view in bags.views):
+        own = (view.ids, *view.weights.values(), view.lengths)
+        if any(name not in ports or not ports[name].shape for name in own) or each.room < 1:
+            yield f"bags of {each.ids}: expected room, and inputs {', '.join(own)}"
             return
-        ids, bags = ports[each.ids], ports[each.ids].shape[0]
-        wanted = {each.ids: (ids.dtype, (bags, each.room)), each.lengths: ("int64", (bags, 1, 1))}
-        wanted |= dict.fromkeys(each.weights, ("float32", (bags, each.room, 1)))
+        ids, bags = ports[view.ids], ports[view.ids].shape[0]
+        wanted = {view.ids: (ids.dtype, (bags, each.room)), view.lengths: ("int64", (bags, 1, 1))}
+        wanted |= dict.fromkeys(view.weights.values(), ("float32", (bags, each.room, 1)))
         integers = {ids.dtype, each.bounds_dtype} <= {"int32", "int64"}
         if not integers or any((ports[name].dtype, ports[name].shape) != kind for name, kind in wanted.items()):
             yield f"bags of {each.ids}: its inputs are not of {each.room} ids each, their lengths and weights"

@@ -214,15 +214,23 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         query to query, as that of the ids of all bags, is 0."""
         if not self.ragged:
             return tuple(port for port in self.inputs if port.name != EXTENT_INPUT)
-        flat = {name: each for each in self.ragged for name in each.flat}
-        lengths = {each.lengths: each for each in self.ragged}
+        of = {name: (each, client) for each in self.ragged for name, client in each.rows.items()}
         found: dict[str, Port] = {}
         for port in self.inputs:
-            if port.name in flat:
-                port = msgspec.structs.replace(port, shape=(0,))
-            elif (each := lengths.get(port.name)) is not None:
-                bags = port.shape[0] if each.form != "ends" else port.shape[0] + 1 if port.shape[0] > 0 else 0
-                port = Port(each.bounds, each.bounds_dtype, (bags,))
+            if port.name in of:
+                each, name = of[port.name]
+                if name == each.bounds:
+                    bags = max(port.shape[0], 0) * each.features
+                    plain = each.form != "ends" and each.features == 1  # as many as there are samples
+                    port = Port(
+                        name,
+                        each.bounds_dtype,
+                        (port.shape[0] if plain else bags + (each.form == "ends") if bags else 0,),
+                    )
+                elif each.features == 1:
+                    port = msgspec.structs.replace(port, shape=(0,))
+                else:  # whose range depends on where it is
+                    port = msgspec.structs.replace(port, name=name, shape=(0,), low=None, high=None)
             found.setdefault(port.name, port)
         return tuple(found.values())
 

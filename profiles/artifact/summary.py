@@ -60,7 +60,8 @@ def describe_bags(bags: RaggedInput) -> str:
     'bags    ids, up to 64 in each; offsets says where each begins'
     """
     says = {"offsets": "where each begins", "ends": "where each begins, and the end", "lengths": "how many are in each"}
-    return f"bags    {', '.join(bags.flat)}, up to {bags.room} in each; {bags.bounds} says {says[bags.form]}"
+    text = f"bags    {', '.join(bags.flat)}, up to {bags.room} in each; {bags.bounds} says {says[bags.form]}"
+    return text if bags.features == 1 else f"{text}, of {bags.features} features one after the other"
 
 
 def summarize(manifest: Manifest) -> str:

@@ -45,6 +45,7 @@ def model_configuration(name: str, manifest: Manifest, qos: QoSTarget) -> dict[s
     ports = (*manifest.client_inputs, *manifest.outputs)
     batched = all(port.shape[:1] == (-1,) for port in ports)
     ranges = {p.name: [p.low, p.high] for p in manifest.client_inputs if p.low is not None or p.high is not None}
+    ranges |= _ranges_of_features(manifest)
     features = {port.name: _feature_text(port) for port in manifest.client_inputs if port.locations}
     parameters = {
         "features": msgspec.json.encode(features).decode(),  # raw features; for strings: size and separator
@@ -72,6 +73,18 @@ def model_configuration(name: str, manifest: Manifest, qos: QoSTarget) -> dict[s
     }
 
 
+def _ranges_of_features(manifest: Manifest) -> dict[str, list[int | None]]:
+    """Of ids of several features the range that all of them have in common."""
+    ports, found = {port.name: port for port in manifest.inputs}, dict[str, list[int | None]]()
+    for each in manifest.ragged:
+        if each.features > 1:
+            own = [ports[view.ids] for view in each.views]
+            lows = [port.low for port in own if port.low is not None]
+            highs = [port.high for port in own if port.high is not None]
+            found[each.ids] = [max(lows, default=None), min(highs, default=None)]
+    return found
+
+
 def _bag_facts(bags: RaggedInput) -> dict[str, Any]:
     """The inputs that hold bags, which differ in length, and the most ids that one may have."""
     return {
@@ -80,6 +93,7 @@ def _bag_facts(bags: RaggedInput) -> dict[str, Any]:
         "form": bags.form,
         "room": bags.room,
         "weights": bags.weights,
+        "features": bags.features,
     }
 
 

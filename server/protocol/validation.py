@@ -55,7 +55,9 @@ class InputValidator:
     @classmethod
     def of(cls, model: str, manifest: Manifest) -> Self:
         """Of a model's clients. `model` as below."""
-        return cls(model, manifest.client_inputs, manifest.max_batch, manifest.dimension, manifest.ragged)
+        return cls(
+            model, manifest.client_inputs, manifest.max_batch, manifest.dimension, manifest.ragged, manifest.inputs
+        )
 
     def __init__(
         self,
@@ -64,11 +66,12 @@ class InputValidator:
         max_batch: int,
         dimension: DynamicDimension | None = None,
         ragged: Sequence[RaggedInput] = (),
+        inputs: Sequence[Port] = (),
     ) -> None:
         """`model` is the name that errors begin with. `dimension`: one that queries choose beside the batch. `ragged`:
-        bags that some of the ports hold."""
+        bags that some of the ports hold. `inputs`: those of the kernels, with the ranges of their ids."""
         self.ports, self._dimension, self._ragged = tuple(ports), dimension, tuple(ragged)
-        self._model = model
+        self._model, self._ranges = model, {port.name: (port.low, port.high) for port in inputs} if ragged else {}
         self._names = {port.name for port in ports}
         self._row_shapes = {port.name: port.shape[1:] for port in ports if port.shape[:1] == (-1,)}
         bags = {name: extents for each in ragged for name, extents in each.open_extents(max_batch).items()}
@@ -118,7 +121,7 @@ class InputValidator:
         if self._dimension is not None:
             self._dimension.extent_of(model, {name: received[name].shape for name in validated})
             self._dimension.check_masks(model, validated)
-        return all_to_rows(model, self._ragged, validated, batch) if self._ragged else validated
+        return all_to_rows(model, self._ragged, validated, batch, self._ranges) if self._ragged else validated
 
     def _columns(self, tensor: NamedTensor) -> list[NamedTensor]:
         """The inputs in a record batch, of the model's shapes. Columns that the model does not have are refused."""

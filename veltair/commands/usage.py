@@ -76,9 +76,9 @@ def _how_to_ask_others(grpc: str) -> str:
 def snippets(model: str, manifest: Manifest, http: str, grpc: str) -> str:
     """Several ways to ask the model that is served under this name, at HOST:PORT of both protocols."""
     parts = [f"# once, with random inputs\nveltair query grpc://{grpc} {shlex.quote(model)} --random"]
-    both_ends = {each.bounds for each in manifest.ragged if each.form == "ends"}
+    least = {each.bounds: 2 if each.form == "ends" else each.features for each in manifest.ragged}
     inputs = [
-        msgspec.structs.replace(port, shape=(2,)) if port.name in both_ends and not port.shape[0] else port
+        msgspec.structs.replace(port, shape=(least[port.name],)) if port.name in least and not port.shape[0] else port
         for port in manifest.client_inputs
     ]
     if len(inputs) <= MOST_INPUTS:

@@ -15,13 +15,14 @@ class Reduction(StrEnum):
 
     SUM = "sum"
     MEAN = "mean"
+    MAX = "max"
 
 
 class LookupFamily(StrEnum):
     """Families of lookups besides embedding bags of one length (Ember, section 2.2)."""
 
     WEIGHTED_SUM = "weighted"  # sums of rows times weights
-    RAGGED_BAG = "ragged"  # sums of as many rows as each bag has, or of these times weights
+    RAGGED_BAG = "ragged"  # sums, means or maxima of as many rows as each bag has, or of these times weights
     MESSAGE_PASSING = "messages"  # sums of neighbours' rows, weighed by their likeness to a row of its own
     KNOWLEDGE_GRAPH = "triples"  # scores of (head, relation, tail)
 
@@ -66,6 +67,7 @@ class LookupParameters(TableParameters):
     dim: int  # numbers of a row
     reduce: Reduction | None = None  # of weighted sums and ragged bags
     norm: int | None = None  # of knowledge graphs: L1 or L2
+    padding: int | None = None  # of ragged bags: an id that counts as none
 
 
 @dataclass(frozen=True, slots=True)

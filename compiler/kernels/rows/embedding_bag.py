@@ -1,7 +1,7 @@
 """Sums of table rows picked by ids: many bags of one shape in one kernel (RECom 4.3, Ember's SLS family).
 
-The code of a table is that of `veltair.compiler.embedding` at emb-opt3. An id is compared with the number of rows
-before it is used, whatever was checked before: an id that is no row reads row 0.
+The code of a table is that of `veltair.compiler.embedding` at the level of its point. An id is compared with the number
+of rows before it is used, whatever was checked before: an id that is no row reads row 0.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.control_flow import when
 from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.streaming_stores import with_streaming_stores
 from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.embedding.access_emitter import DISTANCES, AccessEmitter
 from veltair.compiler.embedding.dlc import decouple
@@ -23,6 +24,7 @@ from veltair.compiler.embedding.families import sls
 from veltair.compiler.embedding.passes import optimise
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.recommendation import EmbeddingBagParameters
+from veltair.compiler.kernels.rows.lookup_ladder import is_streamed, ladder_points, level_of, order_distances
 
 BAGS = (16, 4, 1, 64)  # of a table in a task
 
@@ -40,22 +42,23 @@ class EmbeddingBag:
 
     >>> ids, y = Activation("ids", "int64", (-1, 8)), Activation("y", "float32", (-1, 16))
     >>> spec = LayerSpec("bag", "embedding_bag", (ids,), (y,), {}, flops=0, max_batch=16)
-    >>> EmbeddingBag().points(spec, frozenset({"avx2"}))[0]
-    {'ahead': 16, 'bags': 16, 'along': 'tables'}
+    >>> sorted(EmbeddingBag().points(spec, frozenset({"avx2"}))[0])
+    ['ahead', 'along', 'bags']
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        """Memory-level parallelism against cache footprint: `ahead` rows are fetched at once. A task takes `bags` bags
-        of one table or of all tables."""
+        """Memory-level parallelism against cache footprint: `ahead` rows are fetched at once; levels and stores as
+        `lookup_ladder` has them. A task takes `bags` bags of one table or of all tables."""
         lookups = spec.inputs[0].shape[1]
         scopes = (TaskScope.ONE_TABLE, TaskScope.ALL_TABLES) if len(spec.inputs) > 1 else (TaskScope.ONE_TABLE,)
-        return [
+        points: list[Point] = [
             {"ahead": ahead, "bags": bags, "along": scope.value}
             for bags in BAGS
             for scope in scopes
-            for ahead in (16, 8, 32, 4, 0)
+            for ahead in order_distances(spec)
             if ahead < max(bags * lookups, 2) and bags <= max(spec.max_batch, 4)
         ]
+        return ladder_points(spec, points)
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         tables = [spec.weights[f"table{i}"] for i in range(len(spec.inputs))]
@@ -65,7 +68,8 @@ class EmbeddingBag:
         lookups, width = spec.inputs[0].shape[1], spec.outputs[0].shape[1]
         ids, reduce = spec.inputs[0].dtype, spec.parameters_as(EmbeddingBagParameters).reduce
         named = [Activation("table", str(table.dtype), table.shape) for table in tables]
-        programs = [decouple(optimise(sls(table, width, ids, lookups, reduce), 3)) for table in named]
+        level, streamed = level_of(point), is_streamed(point)
+        programs = [decouple(optimise(sls(table, width, ids, lookups, reduce), level)) for table in named]
 
         def body(*buffers: Any) -> None:
             chunks = T.ceildiv(buffers[0].shape[0], bags)
@@ -83,10 +87,12 @@ class EmbeddingBag:
             operands = {name: buffers[i + nth * len(tables)] for nth, name in enumerate(("ids", "table", "out"))}
             memories = {name: flat_memory(buffer) for name, buffer in operands.items()}
             first = T.bind(chunk * bags)
-            emitter = AccessEmitter(programs[i], memories, prod(operands["ids"].shape), ahead)
+            emitter = AccessEmitter(programs[i], memories, prod(operands["ids"].shape), ahead, streamed)
             emitter.tile(first, T.min(bags, buffers[0].shape[0] - first))
 
-        function = build_prim_func([*spec.inputs, *tables, *spec.outputs], body)
+        function = build_prim_func(
+            [*spec.inputs, *tables, *spec.outputs], with_streaming_stores(body) if streamed else body
+        )
         bag_bytes = lookups * (tables[0][0].nbytes + 8) + width * 4
         tables_in_task = len(tables) if scope is TaskScope.ALL_TABLES else 1
         tasks = len(tables) // tables_in_task * -(-spec.max_batch // bags)

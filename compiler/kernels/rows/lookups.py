@@ -1,4 +1,4 @@
-"""Weighted sums of rows, messages of neighbours, scores of triples: any program of lookups at emb-opt3 as a layer."""
+"""Weighted sums of rows, messages of neighbours, scores of triples: any program of lookups as a layer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from veltair.compiler.embedding.families import knowledge_graph, message_passing
 from veltair.compiler.embedding.slc import EmbeddingProgram
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.recommendation import LookupFamily, LookupParameters, Reduction
+from veltair.compiler.kernels.rows.lookup_ladder import is_streamed, ladder_points, level_of, order_distances
 
 SEGMENTS = (16, 4, 1, 64)  # of a task
 
@@ -16,7 +17,7 @@ class Lookups:
     keeps them. Parameters: `LookupParameters`, whose family says what the inputs are:
 
         weighted   ids (B, L), weights (B, L) float32
-        ragged     ids (B, L), lengths (B,) int64: so many of a row's ids count; and perhaps weights (B, L) float32
+        ragged     ids (B, L); perhaps lengths (B,) int64: so many of a row's ids count; perhaps weights (B, L) float32
         messages   ids (B, L) of neighbours, ids (B,) of the rows whose neighbours they are
         triples    ids (B,) of heads, relations and tails
 
@@ -24,13 +25,15 @@ class Lookups:
 
     >>> ids, y = Activation("ids", "int64", (-1, 8)), Activation("y", "float32", (-1, 16))
     >>> spec = LayerSpec("lookup", "lookups", (ids,), (y,), {}, flops=0, max_batch=16)
-    >>> Lookups().points(spec, frozenset({"avx2"}))[0]
-    {'ahead': 16, 'bags': 16}
+    >>> sorted(Lookups().points(spec, frozenset({"avx2"}))[0])
+    ['ahead', 'bags']
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         most = max(spec.max_batch, SEGMENTS[1])
-        return [{"ahead": ahead, "bags": bags} for bags in SEGMENTS if bags <= most for ahead in (16, 0, 8, 32)]
+        distances = order_distances(spec)
+        points: list[Point] = [{"ahead": n, "bags": bags} for bags in SEGMENTS if bags <= most for n in distances]
+        return ladder_points(spec, points)
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         ahead, bags = int(point["ahead"]), int(point["bags"])
@@ -40,7 +43,7 @@ class Lookups:
         dim = spec.parameters_as(LookupParameters).dim
         block_size = bags * (rows * (tables[0][0].nbytes + 8) + dim * 4)
         tasks = -(-spec.max_batch // bags)
-        function = embedding_function(_program(spec), 3, ahead, bags)
+        function = embedding_function(_program(spec), level_of(point), ahead, bags, is_streamed(point))
         return Kernel(function, tuple(tables), block_size, tasks * max(ahead, 1))
 
 
@@ -52,8 +55,9 @@ def _program(spec: LayerSpec) -> EmbeddingProgram:
         case LookupFamily.WEIGHTED_SUM:
             return sls(tables[0], dim, ids, shape[1], parameters.reduce or Reduction.SUM, weighted=True)
         case LookupFamily.RAGGED_BAG:
-            weighted, reduce = len(spec.inputs) == 3, parameters.reduce or Reduction.SUM
-            return sls(tables[0], dim, ids, shape[1], reduce, weighted, ragged=True)
+            beside = [each.dtype for each in spec.inputs[1:]]
+            own = parameters.reduce or Reduction.SUM, "float32" in beside, "int64" in beside, parameters.padding
+            return sls(tables[0], dim, ids, shape[1], *own)
         case LookupFamily.MESSAGE_PASSING:
             return message_passing(tables[0], dim, ids, shape[1])
         case LookupFamily.KNOWLEDGE_GRAPH:

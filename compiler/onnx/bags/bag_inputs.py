@@ -6,16 +6,17 @@ these inputs, where queries enter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
-from veltair.compiler.onnx.bags.exported_bags import ExportedBags, find_bags
+from veltair.compiler.onnx.bags.bag_spelling import ExportedBags
+from veltair.compiler.onnx.bags.exported_bags import find_bags
+from veltair.compiler.onnx.bags.standard_bags import reduce_rows, shared_constants
 from veltair.compiler.onnx.constants import captured_names, type_name
 from veltair.errors import ConfigError, ModelError
 from veltair.profiles.artifact.ragged_inputs import RaggedInput
@@ -24,7 +25,6 @@ BAG_ROOM = 128  # ids of a bag, where nobody asks for another number
 MOST_ROOM = 1 << 20
 BagRoom: TypeAlias = Mapping[str, int]  # ids of a bag, by input; of "" for all others
 LEAST_OPSET = 13  # from which axes of ReduceSum are an input
-PREFIX = "veltair/bag/"  # of names that are added
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def give_bags_rows(proto: onnx.ModelProto, room: BagRoom, path: Path) -> BagInpu
     bags = [bag for bag in find_bags(graph) if _takes(bag, graph)] if opset >= LEAST_OPSET else []
     inputs = {value.name: value for value in graph.input}
     grouped: dict[str, list[ExportedBags]] = {}
-    for bag in bags:
+    for bag in (each for each in bags if each.form != "matrix"):
         grouped.setdefault(bag.ids, []).append(bag)
     if unknown := room.keys() - grouped.keys() - {""}:
         found = ", ".join(grouped) or "none"
@@ -57,13 +57,15 @@ def give_bags_rows(proto: onnx.ModelProto, room: BagRoom, path: Path) -> BagInpu
     if not bags:
         return BagInputs()
     ragged = tuple(_ragged(ids, each, inputs, room, path) for ids, each in grouped.items())
-    names = [name for each in ragged for name in each.flat]
+    names = [name for each in ragged for name in each.flat]  # of clients
     if twice := [name for name in names if names.count(name) > 1 or name in {each.bounds for each in ragged}]:
         raise ModelError(f"{path}: input {twice[0]!r} is one of several tensors of bags; expected one")
-    _replace_loops(graph, bags, {each.ids: each for each in ragged}, path)
+    _replace_loops(graph, bags, {each.ids: each for each in ragged}, opset, path)
     _replace_inputs(graph, ragged)
-    divided = {bag.ids for bag in bags if not bag.empty}
-    return BagInputs(ragged, {each.lengths: (int(each.ids in divided), each.room) for each in ragged})
+    filled = {bag.ids for bag in bags if not bag.empty}
+    return BagInputs(
+        ragged, {view.lengths: (int(each.ids in filled), each.room) for each in ragged for view in each.views}
+    )
 
 
 def checked_bag_room(given: Mapping[str, int], option: str) -> BagRoom:
@@ -88,19 +90,24 @@ def parse_bag_room(text: str) -> tuple[str, int]:
 
 
 def _takes(bag: ExportedBags, graph: onnx.GraphProto) -> bool:
-    """Whether the names are those of inputs and of a table, and the number of ids is open."""
+    """Whether the names are those of inputs and of a table, and the number of ids is open; of a matrix its columns are
+    not."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     inputs = {value.name: value.type.tensor_type for value in graph.input if value.name not in constants}
-    table = constants.get(bag.table)
+    table, matrix = constants.get(bag.table), bag.form == "matrix"
     if table is None or len(table.dims) != 2 or table.data_type != TensorProto.FLOAT:
         return False
-    kinds: dict[str, tuple[str, ...]] = {bag.ids: ("int64", "int32"), bag.bounds: ("int64", "int32")}
+    kinds: dict[str, tuple[str, ...]] = {bag.ids: ("int64", "int32")}
+    kinds |= {} if matrix else {bag.bounds: ("int64", "int32")}
     kinds |= {bag.weights: ("float32",)} if bag.weights else {}
     for name, kind in kinds.items():
         tensor = inputs.get(name)
-        if tensor is None or len(tensor.shape.dim) != 1 or type_name(tensor.elem_type) not in kind:
+        if tensor is None or len(tensor.shape.dim) != 1 + matrix or type_name(tensor.elem_type) not in kind:
             return False
-    distinct = len(kinds) == 2 + bool(bag.weights)
+    distinct = len(kinds) == 1 + (not matrix) + bool(bag.weights)
+    if matrix:
+        widths = {inputs[name].shape.dim[1].dim_value for name in kinds}
+        return distinct and len(widths) == 1 and min(widths) > 0 and bag.bounds in ("", str(*widths))
     return distinct and not inputs[bag.ids].shape.dim[0].HasField("dim_value")
 
 
@@ -108,21 +115,24 @@ def _ragged(
     ids: str, bags: Sequence[ExportedBags], inputs: Mapping[str, onnx.ValueInfoProto], room: BagRoom, path: Path
 ) -> RaggedInput:
     """All bags of one tensor of ids."""
-    ways = {(bag.bounds, bag.form) for bag in bags}
+    ways = {(bag.bounds, bag.form, bag.features) for bag in bags}
     if len(ways) > 1:
         raise ModelError(
-            f"{path}: input {ids!r} is cut into bags in two ways, by {' and by '.join(n for n, _ in ways)}"
+            f"{path}: input {ids!r} is cut into bags in two ways, by {' and by '.join(way[0] for way in ways)}"
         )
-    bounds, form = ways.pop()
+    bounds, form, features = ways.pop()
+    assert form != "matrix"  # which is one input as it is
     weights = tuple(dict.fromkeys(bag.weights for bag in bags if bag.weights))
     dtype = type_name(inputs[bounds].type.tensor_type.elem_type)
-    return RaggedInput(ids, f"{ids}/lengths", bounds, dtype, form, room.get(ids, room.get("", BAG_ROOM)), weights)
+    used = tuple(sorted({bag.feature for bag in bags}))
+    own = room.get(ids, room.get("", BAG_ROOM)), weights, features, used
+    return RaggedInput(ids, f"{ids}/lengths", bounds, dtype, form, *own)
 
 
 def _replace_loops(
-    graph: onnx.GraphProto, bags: Sequence[ExportedBags], ragged: Mapping[str, RaggedInput], path: Path
+    graph: onnx.GraphProto, bags: Sequence[ExportedBags], ragged: Mapping[str, RaggedInput], opset: int, path: Path
 ) -> None:
-    """Put the rows' sums in place of what gave them, and drop the nodes that nothing needs any more.
+    """Put what becomes of the rows in place of what gave them, and drop the nodes that nothing needs any more.
 
     Raises ModelError where one that is needed reads what says which ids a bag has.
     """
@@ -132,8 +142,9 @@ def _replace_loops(
     for node in reversed(graph.node):
         needed = wanted.intersection(node.output)
         if bag := next((made[name] for name in needed if name in made), None):
-            kept.extend([*_sum(bag, ragged[bag.ids])][::-1])
-            wanted.add(bag.table)
+            each = ragged.get(bag.ids)
+            kept.extend([*reduce_rows(bag, each, opset)][::-1])
+            wanted.update({bag.table, *(() if each else (bag.ids, bag.weights))} - {""})
         elif needed:
             read = {*node.input, *captured_names(node)}
             if both := sorted(read & replaced):
@@ -145,33 +156,7 @@ def _replace_loops(
             wanted |= read
     del graph.node[:]
     graph.node.extend(kept[::-1])
-    numbers = {"one": np.array(1), "axis": np.array([1]), "zero": np.array(0, np.float32)}
-    numbers |= {f"places/{each.room}": np.arange(each.room).reshape(1, -1, 1) for each in ragged.values()}
-    graph.initializer.extend(numpy_helper.from_array(value, f"{PREFIX}{name}") for name, value in numbers.items())
-
-
-def _sum(bag: ExportedBags, ragged: RaggedInput) -> Iterator[onnx.NodeProto]:
-    """The sum or mean of each bag's rows: of those before its length."""
-    own = f"{PREFIX}{bag.output}/"
-
-    def node(op: str, inputs: Sequence[str], output: str, **attributes: int) -> onnx.NodeProto:
-        return helper.make_node(op, inputs, [output], name=f"{own}{op}", **attributes)
-
-    rows = f"{own}rows"
-    yield node("Gather", [bag.table, bag.ids], rows)
-    if bag.weights:
-        yield node("Mul", [rows, bag.weights], f"{own}weighted")
-        rows = f"{own}weighted"
-    yield node("Less", [f"{PREFIX}places/{ragged.room}", ragged.lengths], f"{own}inside")
-    yield node("Where", [f"{own}inside", rows, f"{PREFIX}zero"], f"{own}kept")
-    if not bag.mean:
-        yield node("ReduceSum", [f"{own}kept", f"{PREFIX}axis"], bag.output, keepdims=0)
-        return
-    yield node("ReduceSum", [f"{own}kept", f"{PREFIX}axis"], f"{own}sum")
-    yield node("Max", [ragged.lengths, f"{PREFIX}one"], f"{own}some")
-    yield node("Cast", [f"{own}some"], f"{own}count", to=TensorProto.FLOAT)
-    yield node("Div", [f"{own}sum", f"{own}count"], f"{own}mean")
-    yield node("Squeeze", [f"{own}mean", f"{PREFIX}axis"], bag.output)
+    graph.initializer.extend(shared_constants(bags, [*ragged.values()]))
 
 
 def _replace_inputs(graph: onnx.GraphProto, ragged: Sequence[RaggedInput]) -> None:
@@ -183,11 +168,13 @@ def _replace_inputs(graph: onnx.GraphProto, ragged: Sequence[RaggedInput]) -> No
         if (each := flat.get(value.name)) is not None:
             extents = [each.room] if value.name == each.ids else [each.room, 1]
             kind = value.type.tensor_type.elem_type
-            graph.input.append(helper.make_tensor_value_info(value.name, kind, [_bags(each, given), *extents]))
+            for view in each.views:
+                name = view.ids if value.name == each.ids else view.weights[value.name]
+                graph.input.append(helper.make_tensor_value_info(name, kind, [_bags(each, given), *extents]))
             continue
-        here = [each for each in ragged if each.bounds == value.name]
+        here = [(each, view.lengths) for each in ragged if each.bounds == value.name for view in each.views]
         lengths = (
-            helper.make_tensor_value_info(each.lengths, TensorProto.INT64, [_bags(each, given), 1, 1]) for each in here
+            helper.make_tensor_value_info(name, TensorProto.INT64, [_bags(each, given), 1, 1]) for each, name in here
         )
         graph.input.extend(lengths if here else [value])
 
@@ -196,5 +183,5 @@ def _bags(ragged: RaggedInput, given: Sequence[onnx.ValueInfoProto]) -> int | st
     """Their number, or its name."""
     dim = next(v for v in given if v.name == ragged.bounds).type.tensor_type.shape.dim[0]
     if dim.HasField("dim_value"):
-        return int(dim.dim_value) - (ragged.form == "ends")
+        return int(dim.dim_value) // ragged.features - (ragged.form == "ends")
     return dim.dim_param or "bags"

@@ -1,43 +1,26 @@
-"""PyTorch's `EmbeddingBag` in its exporters' words: a loop over the bags, which sums or averages the rows of each.
+"""PyTorch's `EmbeddingBag` in its exporters' words: a loop over the bags, which reduces the rows of each.
 
 The TorchScript exporter writes a `Loop` that scans: it cuts the ids of a bag, and looks their rows up. The newer one
-looks the rows of all ids up first; its loop cuts the rows, and collects the sums in a sequence. Both begin with where
-bags begin: the offsets and the number of ids; offsets that have the last end; or sums of lengths.
+looks the rows of all ids up first; its loop cuts the rows, and collects the results in a sequence; with `padding_idx` a
+loop inside of it picks them one by one. All begin with where bags begin: the offsets and the number of ids; offsets
+that have the last end; sums of lengths; or multiples of the columns of a matrix of ids.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import onnx
 
+from veltair.compiler.onnx.bags.bag_spelling import REDUCTIONS, ExportedBags, bounds_of, ids_of
 from veltair.compiler.onnx.bags.expressions import CONSTANT, ZEROS, Expression, Expressions
+from veltair.compiler.onnx.bags.skipped_ids import match_skipping
 from veltair.compiler.onnx.node_attributes import attribute
-from veltair.profiles.artifact.ragged_inputs import BagForm
 
 ONE = (CONSTANT, (1,))
 ZERO = (CONSTANT, (0,))
 END = 1 << 31  # an end behind every list
-
-
-@dataclass(frozen=True, slots=True)
-class ExportedBags:
-    """The bags that one loop sums. The names are those of the graph's tensors.
-
-    >>> ExportedBags("y", "table", "ids", "offsets", "offsets", "", mean=False, empty=True).weights
-    ''
-    """
-
-    output: str  # (bags, width)
-    table: str
-    ids: str
-    bounds: str
-    form: BagForm
-    weights: str  # "": none
-    mean: bool
-    empty: bool  # whether the loop gives zeros for an empty bag, as PyTorch does; else it divides by 0
 
 
 def find_bags(graph: onnx.GraphProto) -> Iterator[ExportedBags]:
@@ -59,7 +42,7 @@ def find_bags(graph: onnx.GraphProto) -> Iterator[ExportedBags]:
             if given[3] == ZERO:  # the number of the bag behind what is collected
                 given[2:], names[2:], results[1:] = given[:1:-1], names[:1:-1], results[:0:-1]
                 outputs.reverse()
-            found = _collected(joined.get(outputs[1]), given, names, results)
+            found = _collected(joined.get(outputs[1]), given, names, results, inner, body)
         else:
             continue
         if found is not None:
@@ -69,7 +52,7 @@ def find_bags(graph: onnx.GraphProto) -> Iterator[ExportedBags]:
 def _scanned(output: str, trips: Expression, i: str, result: Expression) -> ExportedBags | None:
     """The loop of the TorchScript exporter. Its condition is always true."""
     match result:
-        case ("ReduceSum" | "ReduceMean" as reduction, rows, 0):
+        case (str(reduction), rows, 0) if reduction in REDUCTIONS:
             pass
         case _:
             return None
@@ -78,7 +61,7 @@ def _scanned(output: str, trips: Expression, i: str, result: Expression) -> Expo
         case ("Mul", rows, ("Unsqueeze", weighted, (1,))):
             pass
     match rows:
-        case ("Gather", str(table), ("Slice", str(ids), begin, stop)):
+        case ("Gather", str(table), ("Slice", ids, begin, stop)):
             pass
         case _:
             return None
@@ -94,19 +77,24 @@ def _scanned(output: str, trips: Expression, i: str, result: Expression) -> Expo
             return None
     if trips != ("Shape", ends):
         return None
+    weights: Expression = ""
     match weighted:
         case None:
-            weights = ""
-        case ("Slice", str(weights), from_, to) if (from_, to) == (begin, stop):
+            pass
+        case ("Slice", weights, from_, to) if (from_, to) == (begin, stop):
             pass
         case _:
             return None
-    mean = reduction == "ReduceMean"
-    return _of_bounds(output, table, ids, bounds, weights, mean=mean, empty=not mean)
+    return _bags(output, table, ids, bounds, weights, reduction, empty=reduction == "ReduceSum")
 
 
 def _collected(
-    joined: onnx.NodeProto | None, given: list[Expression], names: list[str], results: list[Expression]
+    joined: onnx.NodeProto | None,
+    given: list[Expression],
+    names: list[str],
+    results: list[Expression],
+    inner: Expressions,
+    body: onnx.GraphProto,
 ) -> ExportedBags | None:
     """The loop of the exporter that PyTorch calls `dynamo`. Its condition ends it behind the last bag."""
     if joined is None or attribute(joined, "axis", None) != 0 or attribute(joined, "new_axis", 0):
@@ -124,53 +112,34 @@ def _collected(
             pass
         case _:
             return None
-    match begin, stop:
-        case ("Slice", bounds, at, ("Add", *_) as behind), ("Slice", same, begin_2, ("Add", *_) as behind_2):
-            following = ("Add", i, ONE), ("Add", i, (CONSTANT, (2,)))
-            if at != i or same != bounds or begin_2 != behind or (behind, behind_2) != following:
+    padding, counted = None, None  # of the mean of the last bag: the ids that are counted
+    if skipping := match_skipping(begin, stop, row, i, inner, body):
+        reduction, rows, bounds, padding, read = skipping
+    else:
+        match begin, stop:
+            case ("Slice", bounds, at, ("Add", *_) as behind), ("Slice", same, begin_2, ("Add", *_) as behind_2):
+                following = ("Add", i, ONE), ("Add", i, (CONSTANT, (2,)))
+                if at != i or same != bounds or begin_2 != behind or (behind, behind_2) != following:
+                    return None
+            case _:
                 return None
-        case _:
+        read = None
+        found = _reduced(row, begin, stop, i, bags)
+        if found is None:
             return None
-    mean = False
-    match row:
-        case ("ReduceSum", ("Slice", rows, from_, to), 1):
-            pass
-        case (
-            "If",
-            ("Equal", number, ("Sub", last, (_, (1,)))),
-            of_last,
-            ("ReduceMean", ("Slice", rows, from_, to), 1),
-        ):
-            mean = True
-            total = ("ReduceSum", ("Slice", rows, from_, to), 1)
-            match of_last:
-                case (
-                    "If",
-                    ("Greater", ("Sub", ("Shape", str()), since), (_, (0,))),
-                    ("Div", sum_, ("Cast", count)),
-                    other,
-                ):
-                    whole = count == of_last[1][1] and since == begin and sum_ == other == total
-                case _:
-                    whole = False
-            if not whole or number != i or last != bags:
-                return None
-        case _:
-            return None
-    if (from_, to) != (begin, stop):
-        return None
-    weights = ""
+        reduction, rows, counted = found
+    weights: Expression = ""
     match rows:
-        case ("Mul", rows, ("Unsqueeze", ("Expand", (_, (1.0,)), ("Shape", str())), (1,))):
+        case ("Mul", rows, ("Unsqueeze", ("Expand", (_, (1.0,)), ("Shape", _)), (1,))):
             pass
-        case ("Mul", rows, ("Unsqueeze", str(weights), (1,))):
+        case ("Mul", rows, ("Unsqueeze", weights, (1,))):
             pass
     match rows:
-        case ("Gather", str(table), str(ids)):
+        case ("Gather", str(table), ids):
             pass
         case _:
             return None
-    if mean and of_last[1][1][1] != ("Shape", ids):
+    if counted not in (None, ("Shape", ids)) or read not in (None, ids):
         return None
     match bounds:
         case ("Concat", offsets, ("Shape", _)) if bags == ("Shape", offsets):
@@ -179,27 +148,59 @@ def _collected(
             pass
         case _:
             return None
-    return _of_bounds(joined.output[0], table, ids, bounds, weights, mean=mean, empty=True)
+    return _bags(joined.output[0], table, ids, bounds, weights, reduction, empty=True, padding=padding)
 
 
-def _of_bounds(
-    output: str, table: str, ids: str, bounds: Any, weights: str, *, mean: bool, empty: bool
+def _reduced(
+    row: Expression, begin: Expression, stop: Expression, i: str, bags: Expression
+) -> tuple[str, Expression, Expression] | None:
+    """How the rows from `begin` to `stop` are reduced, which rows, and what the last bag ends with, if it has an end of
+    its own."""
+    match row:
+        case ("ReduceSum", ("Slice", rows, from_, to), 1) if (from_, to) == (begin, stop):
+            return "ReduceSum", rows, None
+        case (
+            "ReduceMax",
+            ("If", ("Equal", n, ("Sub", m, (_, (1,)))), ("Slice", rows, since, end), ("Slice", same, from_, to)),
+            1,
+        ):
+            whole = (from_, to, since, same, n, m) == (begin, stop, begin, rows, i, bags)
+            return ("ReduceMax", rows, end) if whole else None
+        case (
+            "If",
+            ("Equal", n, ("Sub", m, (_, (1,)))),
+            (
+                "If",
+                ("Greater", ("Sub", end, since), (_, (0,))),
+                ("Div", sum_, ("Cast", ("Sub", end_2, since_2))),
+                other,
+            ),
+            ("ReduceMean", ("Slice", rows, from_, to) as own, 1),
+        ):
+            total = ("ReduceSum", own, 1)
+            whole = (from_, to, since, since_2, end_2, n, m) == (begin, stop, begin, begin, end, i, bags)
+            return ("ReduceMean", rows, end) if whole and sum_ == other == total else None
+    return None
+
+
+def _bags(
+    output: str,
+    table: str,
+    ids: Expression,
+    bounds: Any,
+    weights: Expression,
+    reduction: str,
+    *,
+    empty: bool,
+    padding: int | None = None,
 ) -> ExportedBags | None:
     """The bags, where their bounds are an input, or sums of one."""
-    found: tuple[str, BagForm]
-    match bounds:
-        case str(ends):
-            found = ends, "ends"
-        case ("Concat", (_, (0,)), ("CumSum", str(lengths), 0)):
-            found = lengths, "lengths"
-        case ("Concat", ("CumSum", str(lengths), 1), ("Shape", counted)) if counted == ids:
-            found = lengths, "lengths"
-        case ("Concat", ("Sub", ("CumSum", str(lengths), 0), same), ("Shape", counted)) if counted == ids:
-            if same != lengths:
-                return None
-            found = lengths, "lengths"
-        case ("Concat", str(offsets), ("Shape", counted)) if counted == ids:
-            found = offsets, "offsets"
-        case _:
-            return None
-    return ExportedBags(output, table, ids, found[0], found[1], weights, mean=mean, empty=empty)
+    given = ids_of(ids)
+    weighed = ids_of(weights) if weights else ("", given[1]) if given else None
+    if given is None or weighed is None or weighed[1] != given[1]:
+        return None
+    found, rows = bounds_of(bounds, ids, given[1]), given[1]
+    if found is None:
+        return None
+    reduce, of = REDUCTIONS[reduction], (rows.feature, rows.features)
+    return ExportedBags(output, table, given[0], *found, weighed[0], reduce, empty, padding, *of)

@@ -4,7 +4,9 @@
 
 A name is an input, a large constant, or what none of the rules below covers; CONSTANT comes with its values. What
 changes no number of a one-dimensional tensor or of a single one is left out: `Identity`, `Cast` between integers,
-`Unsqueeze` at axis 0.
+`Unsqueeze` at axis 0. An input of two dimensions has ("Flat", name), ("Extents", name), of which ("Extent", name, k)
+is one and ("Total", name) the product. A name in rows of one length is ("Rows", name, how many), and the sum of each
+("RowSums", rows).
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class Expressions:
         self._makers = {name: node for node in graph.node for name in node.output if name}
         self._constants = {tensor.name: tensor for tensor in graph.initializer}
         self._own = {*self._makers, *self._constants, *(value.name for value in graph.input)}
+        self._matrices = {value.name for value in graph.input if len(value.type.tensor_type.shape.dim) == 2}
         self._found: dict[str, Expression] = {}
 
     def of(self, name: str, depth: int = 0) -> Expression:
@@ -54,6 +57,9 @@ class Expressions:
         if name in self._constants:
             return _constant(name, self._constants[name])
         node = self._makers.get(name)
+        if node is not None and node.op_type == "Split" and depth <= MOST_DEPTH and attribute(node, "axis", 0) == 0:
+            given = [self.of(each, depth + 1) for each in node.input]
+            return ("Split", *given, [*node.output].index(name)) if len(given) == 2 else name
         if node is None or depth > MOST_DEPTH or len(node.output) != 1 or node.domain not in ("", "ai.onnx"):
             return name
         if node.op_type == "Constant":
@@ -61,6 +67,8 @@ class Expressions:
             return name if value is None else _constant(name, value)
         if node.op_type == "If":
             return self._branches(node, name, depth)
+        if node.input and node.input[0] in self._matrices and node.op_type in MATRIX_RULES:
+            return MATRIX_RULES[node.op_type](node, [self.of(each, depth + 1) for each in node.input]) or name
         rule = RULES.get(node.op_type)
         inputs = [self.of(each, depth + 1) for each in node.input if each]
         found = rule(node, inputs) if rule is not None and len(inputs) == len(node.input) else None
@@ -109,6 +117,11 @@ def _along_rows(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
         return None
     if node.op_type == "Gather" and len(x) == 2 and isinstance(x[0], tuple) and x[0][0] == "Shape":
         return x[0] if _values(x[1]) == (0,) else None
+    if node.op_type == "Gather" and len(x) == 2 and isinstance(x[0], tuple) and x[0][0] == "Extents":
+        at = _values(x[1])
+        return ("Extent", x[0][1], at[0]) if at in ((0,), (1,)) else None
+    if node.op_type == "Gather" and len(x) == 2 and _is_number(x[0]):
+        return x[0] if _values(x[1]) == (0,) else None
     return _plain(node, x)
 
 
@@ -133,17 +146,56 @@ def _unsqueeze(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
 
 
 def _reshape(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
-    flat = len(x) == 2 and _values(x[1]) == (-1,)
-    return x[0] if flat and (isinstance(x[0], str) or _is_number(x[0])) else None
+    shape = _values(x[1]) if len(x) == 2 else None
+    if shape and len(shape) == 2 and shape[0] > 0 and shape[1] == -1 and isinstance(x[0], str):
+        return ("Rows", x[0], shape[0])
+    flat = shape == (-1,)
+    plain = isinstance(x[0], str) or x[0][0] in ("Flat", "Split", "Slice") or _is_number(x[0])
+    return x[0] if flat and plain else None
 
 
 def _is_number(x: Expression) -> bool:
     """Whether it is one number, as far as it is one of what places are computed from."""
-    return isinstance(x, tuple) and x[0] in ("Shape", "Add", "Sub", CONSTANT)
+    if isinstance(x, tuple) and x[0] == "Gather":
+        return isinstance(x[1], tuple) and x[1][0] != "Rows" and len(_values(x[2]) or ()) == 1
+    return isinstance(x, tuple) and x[0] in ("Shape", "Add", "Sub", "Extent", "Total", CONSTANT)
 
 
 def _reduce(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
-    return (node.op_type, x[0], attribute(node, "keepdims", 1)) if _axes(node, x) == (0,) else None
+    axes, kept = _axes(node, x), attribute(node, "keepdims", 1)
+    if axes in ((1,), (-1,)) and not kept and node.op_type == "ReduceSum" and x[0][0] == "Rows":
+        return ("RowSums", x[0])
+    return (node.op_type, x[0], kept) if axes == (0,) else None
+
+
+def _product(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
+    whole = len(x) == 1 and isinstance(x[0], tuple) and x[0][0] == "Extents" and _axes(node, x) is None
+    return ("Total", x[0][1]) if whole else None
+
+
+def _squeeze(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
+    match x[0] if x else None:
+        case ("Slice", whole, (_, (int(first),)), (_, (int(last),))) if last == first + 1:
+            return ("Gather", whole, (CONSTANT, (first,)))
+        case number if _is_number(number):
+            return number
+    return None
+
+
+def _extents(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
+    if attribute(node, "start", 0) != 0:
+        return None
+    return (
+        ("Extents", x[0])
+        if attribute(node, "end", 2) == 2
+        else ("Extent", x[0], 0)
+        if attribute(node, "end", 2) == 1
+        else None
+    )
+
+
+def _flat(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
+    return ("Flat", x[0]) if len(x) == 2 and _values(x[1]) == (-1,) else None
 
 
 def _cumsum(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
@@ -153,15 +205,24 @@ def _cumsum(node: onnx.NodeProto, x: list[Expression]) -> Expression | None:
 
 Rule: TypeAlias = Callable[[onnx.NodeProto, list[Expression]], Expression | None]
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Less", "Equal", "Greater", "Expand", "SequenceInsert"), _plain),
+    **dict.fromkeys(
+        ("Add", "Sub", "Mul", "Div", "Less", "Equal", "Greater", "Not", "Expand", "Range", "SequenceInsert"), _plain
+    ),
     **dict.fromkeys(("Identity", "CastLike"), _first),
     **dict.fromkeys(("Gather", "Concat"), _along_rows),
-    **dict.fromkeys(("ReduceSum", "ReduceMean"), _reduce),
+    **dict.fromkeys(("ReduceSum", "ReduceMean", "ReduceMax"), _reduce),
     **dict.fromkeys(("Shape", "Size"), _shape),
     "Cast": _cast,
     "Slice": _slice,
     "Unsqueeze": _unsqueeze,
     "Reshape": _reshape,
+    "Squeeze": _squeeze,
+    "ReduceProd": _product,
     "CumSum": _cumsum,
     "SequenceEmpty": _plain,
+}
+MATRIX_RULES: Mapping[str, Rule] = {  # of an input of two dimensions
+    "Shape": _extents,
+    "Size": lambda _, x: ("Total", x[0]),
+    "Reshape": _flat,
 }

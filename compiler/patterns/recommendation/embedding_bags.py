@@ -1,4 +1,4 @@
-"""Embedding bags in ONNX: a Gather from a constant table whose rows are summed or averaged per bag, or are its bags."""
+"""Embedding bags in ONNX: a Gather from a constant table whose rows are reduced per bag, or are its bags."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.types import TensorSpec
 
 OnlyUser = Callable[[str], onnx.NodeProto | None]  # the one node that reads a tensor
-REDUCTIONS = {"ReduceSum": Reduction.SUM, "ReduceMean": Reduction.MEAN}
+REDUCTIONS = {"ReduceSum": Reduction.SUM, "ReduceMean": Reduction.MEAN, "ReduceMax": Reduction.MAX}
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingBagMatch:
-    """A Gather from a constant table, with the sum or mean of its rows where there is one.
+    """A Gather from a constant table, with the sum, mean or maximum of its rows where there is one.
 
     ::
 

@@ -65,12 +65,12 @@ def cases(dim: int, storage: str) -> dict[str, tuple[EmbeddingProgram, tuple[Arr
         "weighted mean": (
             families.sls(named, dim, reduce="mean", weighted=True),
             (ids, OFFSETS, weights, tab),
-            reference.sls(ids, tab, OFFSETS, weights, mean=True),
+            reference.sls(ids, tab, OFFSETS, weights, reduce="mean"),
         ),
         "bags of one length": (
             families.sls(named, dim, lookups=12, reduce="mean"),
             (bags, tab),
-            reference.sls(bags, tab, None, mean=True),
+            reference.sls(bags, tab, None, reduce="mean"),
         ),
         "spmm": (families.spmm(named, dim), (ids, OFFSETS, weights, tab), reference.sls(ids, tab, OFFSETS, weights)),
         "message passing": (

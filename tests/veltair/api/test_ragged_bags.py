@@ -224,10 +224,6 @@ def test_what_is_none_of_these_is_refused(tmp_path: Path) -> None:
     onnx.save(proto, tmp_path / "more.onnx")
     with pytest.raises(ModelError, match=r"node 'negated' \(Neg\) reads input 'clicks', which is one of bags"):
         veltair.compile(tmp_path / "more.onnx", tmp_path / "a", **OPTIONS)
-    for exporter in EXPORTERS:
-        onnx.save(exported(f"greatest.{exporter}"), tmp_path / "greatest.onnx")
-        with pytest.raises(ModelError):
-            veltair.compile(tmp_path / "greatest.onnx", tmp_path / "a", **OPTIONS)
 
 
 @pytest.mark.parametrize(

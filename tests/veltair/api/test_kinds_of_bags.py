@@ -1,0 +1,210 @@
+"""Maxima, padding, matrices of ids, features one after the other: compiled, verified, served, and lies about them."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from numpy.typing import NDArray
+from ragged_models import ROOM, Feeds, exported, session
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+import veltair
+from veltair.compiler.onnx.onnx_model import load_model
+from veltair.compiler.verify import verify
+from veltair.errors import ModelError, RequestError
+from veltair.loadgen.client import TensorMetadata
+from veltair.loadgen.model_config import build_metadata
+from veltair.loadgen.payloads import draw_payloads
+from veltair.profiles.artifact.artifact_folder import load_artifact
+from veltair.profiles.artifact.consistency import find_inconsistency
+
+MAX_BATCH = 4
+FEATURE_ROWS = (11, 7, 1000, 5)  # of "keyed"; nothing reads the third feature
+MODELS = {  # files whose loops ONNX Runtime runs for empty bags, too
+    "greatest": "greatest.dynamo",
+    "padded": "padded.dynamo",
+    "matrix_padded": "matrix_padded.dynamo",
+    "keyed": "keyed.dynamo",
+    "keyed_weighted": "keyed_weighted.torchscript",
+}
+SERVED = ("padded", "keyed", "keyed_weighted")
+
+
+def query(name: str, samples: int, rng: np.random.Generator) -> Feeds:
+    if name == "matrix_padded":
+        return {"ids": rng.integers(0, 5, (samples, 2))}
+    if not name.startswith("keyed"):
+        lengths = rng.integers(0, ROOM + 1, samples)
+        ids = rng.integers(0, 5, lengths.sum())  # of which some are padding
+        return {"ids": ids, "offsets": lengths.cumsum() - lengths}
+    counts = rng.integers(0, ROOM + 1, (len(FEATURE_ROWS), samples))
+    values = [rng.integers(0, rows, own.sum()) for rows, own in zip(FEATURE_ROWS, counts, strict=True)]
+    found: Feeds = {"values": np.concatenate(values), "lengths": counts.reshape(-1)}
+    found["dense"] = rng.standard_normal((samples, 3)).astype(np.float32)
+    weights = {"weights": rng.standard_normal(counts.sum()).astype(np.float32)}
+    return found | weights if name == "keyed_weighted" else found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Artifacts, and their files with a suffix."""
+    found = tmp_path_factory.mktemp("bags")
+    for name, file in MODELS.items():
+        path = found / f"{name}.onnx"
+        onnx.save(exported(file), path)
+        options: dict[str, Any] = {"trials": 0, "precision": "fp32", "levels": "modelled", "bag_room": ROOM}
+        if name == "matrix_padded":
+            del options["bag_room"]
+        veltair.compile(path, found / name, max_batch=MAX_BATCH, **options)
+    return found
+
+
+@pytest.fixture(scope="module")
+def daemon(folder: Path) -> Iterator[veltair.Daemon]:
+    tenants = [veltair.TenantConfig(name=name, artifact=str(folder / name), qos_ms=60_000.0) for name in SERVED]
+    with veltair.serve(tenants, workers=1) as started:
+        yield started
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bags_are_layers_and_agree_with_onnx_runtime(folder: Path, name: str) -> None:
+    found, reference, rng = load_artifact(folder / name), session(exported(MODELS[name])), np.random.default_rng(7)
+    report = verify(found, folder / f"{name}.onnx")
+    assert report.ok, report.mismatches
+    ops = [layer.op for layer in found.manifest.layers]
+    assert set(ops) <= {"lookups", "matmul", "concat_rows", "stitched"}
+    assert ops.count("lookups") == {"greatest": 1, "padded": 3, "matrix_padded": 3}.get(name, 4)
+    with veltair.load(folder / name, threads=1) as model:
+        for _ in range(40):
+            feeds = query(name, int(rng.integers(1, MAX_BATCH + 1)), rng)
+            np.testing.assert_allclose(model(feeds)["y"], reference.run(None, feeds)[0], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("file", "inputs"),
+    [
+        ("greatest.torchscript", [("ids", (-1, ROOM)), ("ids/lengths", (-1, 1, 1))]),
+        ("matrix.dynamo", [("ids", (-1, 2)), ("weights", (-1, 2))]),
+        ("matrix.torchscript", [("ids", (-1, 2)), ("weights", (-1, 2))]),
+        ("keyed.torchscript", [("values/0", (-1, ROOM)), ("values/1", (-1, ROOM)), ("values/3", (-1, ROOM))]),
+        ("keyed_split.dynamo", [("values/0", (-1, ROOM)), ("values/1", (-1, ROOM)), ("values/3", (-1, ROOM))]),
+    ],
+)
+def test_other_spellings_are_found(file: str, inputs: list[Any], tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(exported(file), path)
+    model = load_model(path, MAX_BATCH, bag_room={} if "matrix" in file else {"": ROOM})
+    assert [(port.name, port.shape) for port in model.inputs][: len(inputs)] == inputs
+    assert not {"Loop", "If", "SequenceInsert"} & {node.op_type for node in model.nodes}
+
+
+def test_a_matrix_of_another_width_is_no_matrix_of_bags(tmp_path: Path) -> None:
+    """Bags begin at every second id, and the rows of the matrix have four."""
+    proto = exported("matrix.dynamo")
+    for value in proto.graph.input:
+        value.type.tensor_type.shape.dim[1].dim_value = 4
+    onnx.save(proto, tmp_path / "model.onnx")
+    with pytest.raises(ModelError):
+        load_model(tmp_path / "model.onnx", MAX_BATCH)
+
+
+def sent(api: Any, feeds: dict[str, Any]) -> list[Any]:
+    found = []
+    for name, value in feeds.items():
+        found.append(api.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype)))
+        found[-1].set_data_from_numpy(value)
+    return found
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_queries_of_many_clients_share_batches(daemon: veltair.Daemon, name: str) -> None:
+    reference, rng = session(exported(MODELS[name])), np.random.default_rng(5)
+    queries = [query(name, int(rng.integers(1, 3)), rng) for _ in range(60)]
+    bounds = "offsets" if name == "padded" else "lengths"
+    for feeds in queries[::7]:
+        feeds[bounds] = feeds[bounds] + 1
+
+    def ask(feeds: Any) -> Any:
+        try:
+            return client.infer(name, feeds).outputs["y"]
+        except RequestError as error:
+            return str(error)
+
+    with veltair.Client(f"grpc://{daemon.grpc}") as client, ThreadPoolExecutor(16) as pool:
+        for i, (feeds, found) in enumerate(zip(queries, pool.map(ask, queries), strict=True)):
+            if i % 7 == 0:
+                assert isinstance(found, str) and f"input '{bounds}'" in found
+            else:
+                np.testing.assert_allclose(found, reference.run(None, feeds)[0], atol=1e-4)
+    with urllib.request.urlopen(f"http://{daemon.http}/v2/models/{name}/stats") as answer:
+        stats = json.load(answer)["model_stats"][0]
+    assert stats["execution_count"] < stats["inference_stats"]["success"]["count"]
+    with triton_http.InferenceServerClient(daemon.http) as http:
+        found = http.infer(name, sent(triton_http, queries[1])).as_numpy("y")
+        np.testing.assert_allclose(found, reference.run(None, queries[1])[0], atol=1e-4)
+
+
+def keyed(values: list[int], lengths: list[int], samples: int = 1) -> dict[str, NDArray[Any]]:
+    dense = np.zeros((samples, 3), np.float32)
+    return {"values": np.array(values, np.int64), "lengths": np.array(lengths, np.int64), "dense": dense}
+
+
+LIES: list[tuple[dict[str, Any], str]] = [
+    (keyed([1, 2], [1, 1, 1, 0]), "adds up to 3; 'values' has 2 ids"),
+    (keyed([1, 2], [3, -1, 0, 0]), r"'lengths' has 3 at \[0\]; 'values' has 2 ids"),
+    (keyed([1, 2], [2, -1, 1, 0]), r"'lengths' has -1 at \[1\]"),
+    (keyed([1], [0, 1, 0, 0, 0]), "has 5 lengths; expected a multiple of 4"),
+    (keyed([1], [1, 0, 0]), r"'lengths' has shape \[4…16\], got \[3\]"),
+    (keyed([1], [0] * 17), r"'lengths' has shape \[4…16\], got \[17\]"),
+    (keyed([1], [1] + [0] * 7), "'lengths' has 2 bags, other inputs have 1 samples"),
+    (keyed([10, 7], [1, 1, 0, 0]), r"'values' has 7 at \[1\], an id of feature 1; its ids go from 0 to 6"),
+    (keyed([0, 1, 5], [1, 0, 1, 1]), r"'values' has 5 at \[2\], an id of feature 3; its ids go from 0 to 4"),
+    (keyed([-1], [1, 0, 0, 0]), r"'values' has -1 at \[0\], an id of feature 0"),
+    (keyed([0] * 6, [6, 0, 0, 0]), "gives bag 0 6 ids of 'values'; at most 5 are taken"),
+]
+
+
+@pytest.mark.parametrize(("feeds", "message"), LIES)
+def test_lies_about_features_are_refused(daemon: veltair.Daemon, feeds: Any, message: str) -> None:
+    for api, address in ((triton_http, daemon.http), (triton_grpc, daemon.grpc)):
+        with api.InferenceServerClient(address) as client:
+            with pytest.raises(InferenceServerException, match=message) as refused:
+                client.infer("keyed", sent(api, feeds))
+            assert refused.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
+
+
+def test_random_payloads_fit(daemon: veltair.Daemon) -> None:
+    def told(path: str) -> Any:
+        with urllib.request.urlopen(f"http://{daemon.http}/v2/models/{path}") as answer:
+            return json.load(answer)
+
+    with veltair.Client(f"grpc://{daemon.grpc}") as client:
+        for name in SERVED:
+            inputs = [TensorMetadata(i["name"], i["datatype"], tuple(i["shape"])) for i in told(name)["inputs"]]
+            parameters = {key: value["string_value"] for key, value in told(f"{name}/config")["parameters"].items()}
+            meta = build_metadata(name, inputs, parameters)
+            for payload in draw_payloads(meta, (1, MAX_BATCH), np.random.default_rng(0)):
+                assert np.isfinite(client.infer(name, payload).outputs["y"]).all()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"features": 0}, {"features": 3}, {"used": ()}, {"used": (0, 0, 3)}, {"used": (-1,)}]
+)
+def test_a_manifest_with_other_features_is_refused(folder: Path, changes: dict[str, Any]) -> None:
+    found = load_artifact(folder / "keyed")
+    (own,) = found.manifest.ragged
+    changed = msgspec.structs.replace(found.manifest, ragged=(msgspec.structs.replace(own, **changes),))
+    weights = found.weights.stat().st_size
+    assert not find_inconsistency(found.manifest, weights)
+    assert "bags of" in find_inconsistency(changed, weights)
