@@ -7,15 +7,17 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 from veltair.config import ServeConfig
 from veltair.errors import OverloadedError, RefusalReason, ShutdownError, VeltairError
-from veltair.machine.standstill import Standstill
 from veltair.server.front.admission import expire, refuse_past_deadline, refuse_while_draining
 from veltair.server.front.engine_connection import EngineConnection
 from veltair.server.front.query_result import QueryResult
 from veltair.server.front.snapshot import Snapshot
+from veltair.server.front.watch.engine_heartbeat import answers
 from veltair.server.ipc.daemon_events import EventKind, Report, report_nothing
+from veltair.server.ipc.forks.fork_server import ForkServer
 from veltair.server.ipc.messages import ConfigureEngine, QueryEnded
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.repository.artifact_loader import ArtifactLoader
@@ -30,7 +32,7 @@ from veltair.types import DEFAULT_PRIORITY_LEVEL, CoreSet
 logger = logging.getLogger("veltair.server")
 
 HEARTBEAT_S = 1.0  # between two questions to the engine
-LATE_S = 1.0  # an engine that has not answered by then is not ready
+FORK_SERVER_LOOK_S = 0.01  # between two looks at a fork server that is still importing
 FIRST_RESTART_S, LONGEST_RESTART_S = 0.1, 30.0
 
 
@@ -49,6 +51,8 @@ class EngineClient:
         self._threads, self._report = threads, report
         self.models = models
         self._engine: EngineConnection | None = None  # None while it is restarted
+        self._starting: EngineConnection | None = None
+        self._forks = ForkServer("engine")
         self._cores: CoreSet = ()
         self._worker_target = 0
         self._restarts = 0
@@ -70,15 +74,21 @@ class EngineClient:
         `threads` send queries of their own. Raises ArtifactError or ConfigError.
         """
         control = ModelControl(config, ArtifactLoader(config.server.hung_engine_s, config.server.load_share), report)
+        client, watch = cls(config, LiveModels([]), threads, report), None
         try:
-            client = cls(config, LiveModels(await control.prepare()), threads, report)
+            client._forks.is_ready()  # it imports while the artifacts are checked
+            client.models = LiveModels(await control.prepare())
+            watch = asyncio.create_task(client._watch())
             engine = await client._start_engine()
         except BaseException:
+            if watch is not None:
+                watch.cancel()
+            client._forks.close()
             control.loader.close()
             raise
         control.loader.stand_back()
         client.control, control.engine, control.room.engine = control, client, client
-        client._tasks = [asyncio.create_task(t) for t in (client._restart_whenever_it_ends(engine), client._watch())]
+        client._tasks = [watch, asyncio.create_task(client._restart_whenever_it_ends(engine))]
         return client
 
     @property
@@ -218,6 +228,7 @@ class EngineClient:
         if engine is not None:
             engine.fail_all(lambda: ShutdownError("the server shut down before the query was answered"))
             await engine.stop()
+        self._forks.close()
 
     def slot_views(self, served: ServedTenant, batch: int) -> tuple[int, SlotViews] | None:
         """The tenant's number, and the memory of a query of this batch; None while there is no engine that has it."""
@@ -242,13 +253,18 @@ class EngineClient:
 
     async def _start_engine(self) -> EngineConnection:
         server = self.config.server
-        engine = EngineConnection(ConfigureEngine.of(server), self.models.resident(), self._threads)
+        while not self._forks.is_ready():
+            await asyncio.sleep(FORK_SERVER_LOOK_S)
+        resident = self.models.resident()
+        engine = self._starting = EngineConnection(ConfigureEngine.of(server), resident, self._threads, self._forks)
         engine.on_worker_died = lambda died: self._report(EventKind.WORKER_DIED, "", f"worker {died.pid} {died.how}")
         try:
             ready = await engine.ready
         except BaseException:
             await asyncio.shield(engine.stop())
             raise
+        finally:
+            self._starting = None
         self._cores, self._worker_target = ready.cores, ready.workers
         self._first_cursor = self._cursor
         self._engine, self._answers = engine, True
@@ -270,31 +286,30 @@ class EngineClient:
             self._restarts += 1
             delay_s = FIRST_RESTART_S
             while self._engine is None:
-                await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, LONGEST_RESTART_S)
                 try:
                     engine = await self._start_engine()
                     self._report(EventKind.ENGINE_RESTARTED, "", f"the engine serves again, as process {engine.pid}")
                 except (VeltairError, OSError, MemoryError) as error:
                     logger.error("the engine does not start: %s; next try in %.1f s", error, delay_s)
                     self._report(EventKind.ENGINE_START_FAILED, "", str(error))
+                    await asyncio.sleep(delay_s)
+                    delay_s = min(2 * delay_s, LONGEST_RESTART_S)
 
     async def _watch(self) -> None:
-        """Replace an engine that lives and does not answer: it hangs, or somebody has stopped it."""
+        """Replace an engine that lives and does not answer, and a fork server that is gone or stopped."""
         most_s = self.config.server.hung_engine_s
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            if (engine := self._engine) is None:
+            with suppress(OSError):  # who needs it tries again, and says why there is none
+                self._forks.is_ready()
+            if (engine := self._engine or self._starting) is None:
                 continue
-            asked, watched = asyncio.create_task(engine.status()), Standstill(engine.pid)
-            while not asked.done() and not watched.hangs(time.monotonic_ns(), round(most_s * 1e9)):
-                await asyncio.wait([asked], timeout=min(most_s, LATE_S))
-                self._answers = asked.done()
-            if not asked.done():
-                logger.error("the engine process %d has not answered for %.1f s and is killed", engine.pid, most_s)
-                asked.cancel()
-                self._report(EventKind.ENGINE_HUNG, "", f"process {engine.pid} did not answer for {most_s:g} s")
-                engine.kill()
-                await asyncio.shield(engine.exited)
-            elif not asked.cancelled() and asked.exception() is None:
-                self._answers = True
+            with suppress(OverloadedError):  # it has ended: `_restart_whenever_it_ends` sees that
+                if not await answers(engine, most_s, self._has_answered):
+                    logger.error("the engine process %d has not answered for %.1f s and is killed", engine.pid, most_s)
+                    self._report(EventKind.ENGINE_HUNG, "", f"process {engine.pid} did not answer for {most_s:g} s")
+                    engine.kill()
+                    await asyncio.shield(engine.exited)
+
+    def _has_answered(self, lately: bool) -> None:
+        self._answers = lately

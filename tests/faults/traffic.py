@@ -128,7 +128,7 @@ def processes(daemon: Daemon) -> dict[str, list[psutil.Process]]:
             line = " ".join(process.cmdline())
         except psutil.Error:  # it has just ended
             continue
-        for kind, module in (("engine", "engine_main"), ("worker", "server.worker"), ("loader", "artifact_loader")):
+        for kind, module in (("engine", "engine_main"), ("worker", "worker.worker"), ("loader", "artifact_loader")):
             if module in line:
                 found[kind].append(process)
     return found

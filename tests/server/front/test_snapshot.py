@@ -59,6 +59,7 @@ def test_every_block_is_handed_out_once_over_pages_and_engines(monkeypatch: pyte
 
     async def scenario() -> None:
         nonlocal engine
+        monkeypatch.setattr(ForkServer, "is_ready", lambda forks: True)
         client = EngineClient(
             ServeConfig(tenants=(TenantConfig(name="mlp", artifact="mlp"),)), LiveModels(), None, report_nothing
         )
