@@ -44,14 +44,11 @@ class Engine:
 
     ::
 
-        engine = Engine(front, tensors, front.receive(), forks)  # ConfigureEngine
-        engine.run()
+        Engine(front, pool, front.receive(), forks).run()  # what it receives is ConfigureEngine
     """
 
-    def __init__(
-        self, front: Channel[m.ToEngine], tensors: int, configure: m.ConfigureEngine, forks: ForkServer
-    ) -> None:
-        """Raises ConfigError or ArtifactError. `tensors`: the descriptor of the tensor pool. `forks` makes workers."""
+    def __init__(self, front: Channel[m.ToEngine], pool: int, configure: m.ConfigureEngine, forks: ForkServer) -> None:
+        """Raises ConfigError or ArtifactError. `pool`: the descriptor of the tensor pool. `forks` makes workers."""
         opened = OpenArtifacts()
         artifacts = [opened.add(spec, configure.artifacts[spec.digest]) for spec in configure.tenants]
         self._specs = {spec.number: spec for spec in configure.tenants}
@@ -75,7 +72,7 @@ class Engine:
         load = m.LoadModels(configure.tenants, cores, configure.slots, *shared)
         target = self._workers + configure.spare_workers
         how = largest_cell(artifacts), configure.hung_block_ns, forks
-        self._supervisor = WorkerSupervisor(self._poll, target, tensors, load, *how, front.send)
+        self._supervisor = WorkerSupervisor(self._poll, target, pool, load, *how, front.send)
         self._lanes = FrontLanes(self._poll, configure.lanes, configure.capacity, configure.slots)
         self._queries = InFlightQueries(front, self._lanes, self._specs, self._supervisor)
         self._arrivals = Arrivals(self._specs)

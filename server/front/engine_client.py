@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from veltair.config import ServeConfig
 from veltair.errors import OverloadedError, RefusalReason, ShutdownError, VeltairError
@@ -15,7 +16,7 @@ from veltair.server.front.admission import expire, refuse_past_deadline, refuse_
 from veltair.server.front.engine_connection import EngineConnection
 from veltair.server.front.query_result import QueryResult
 from veltair.server.front.snapshot import Snapshot
-from veltair.server.front.watch.engine_heartbeat import answers
+from veltair.server.front.watch.engine_heartbeat import end_if_it_hangs
 from veltair.server.ipc.daemon_events import EventKind, Report, report_nothing
 from veltair.server.ipc.forks.fork_server import ForkServer
 from veltair.server.ipc.messages import ConfigureEngine, QueryEnded
@@ -48,14 +49,12 @@ class EngineClient:
 
     def __init__(self, config: ServeConfig, models: LiveModels, threads: IoThreads | None, report: Report) -> None:
         self.config = config
-        self._threads, self._report = threads, report
-        self.models = models
+        self.models, self._threads, self._report = models, threads, report
         self._engine: EngineConnection | None = None  # None while it is restarted
         self._starting: EngineConnection | None = None
         self._forks = ForkServer("engine")
         self._cores: CoreSet = ()
-        self._worker_target = 0
-        self._restarts = 0
+        self._worker_target = self._restarts = 0
         self._tasks: list[asyncio.Task[None]] = []  # those that restart and watch the engine
         self.control: ModelControl | None = None
         self._unloading: list[asyncio.Task[None]] = []  # what was unloaded while the engine started
@@ -74,21 +73,19 @@ class EngineClient:
         `threads` send queries of their own. Raises ArtifactError or ConfigError.
         """
         control = ModelControl(config, ArtifactLoader(config.server.hung_engine_s, config.server.load_share), report)
-        client, watch = cls(config, LiveModels([]), threads, report), None
+        client = cls(config, LiveModels([]), threads, report)
         try:
             client._forks.is_ready()  # it imports while the artifacts are checked
             client.models = LiveModels(await control.prepare())
-            watch = asyncio.create_task(client._watch())
+            client._tasks = [asyncio.create_task(client._watch())]
             engine = await client._start_engine()
         except BaseException:
-            if watch is not None:
-                watch.cancel()
-            client._forks.close()
+            await client.shut_down()
             control.loader.close()
             raise
         control.loader.stand_back()
         client.control, control.engine, control.room.engine = control, client, client
-        client._tasks = [watch, asyncio.create_task(client._restart_whenever_it_ends(engine))]
+        client._tasks.append(asyncio.create_task(client._restart_whenever_it_ends(engine)))
         return client
 
     @property
@@ -216,10 +213,9 @@ class EngineClient:
     async def shut_down(self) -> None:
         """End at once: queries that are not answered fail with QueryError. Does nothing the second time."""
         self._begin_drain()
-        tasks = [task for task in self._tasks if not task.done()]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.control is not None:
             await self.control.close()
         if self._threads is not None:
@@ -252,11 +248,10 @@ class EngineClient:
         return self._engine
 
     async def _start_engine(self) -> EngineConnection:
-        server = self.config.server
         while not self._forks.is_ready():
             await asyncio.sleep(FORK_SERVER_LOOK_S)
-        resident = self.models.resident()
-        engine = self._starting = EngineConnection(ConfigureEngine.of(server), resident, self._threads, self._forks)
+        what = ConfigureEngine.of(self.config.server), self.models.resident()
+        engine = self._starting = EngineConnection(*what, self._threads, self._forks)
         engine.on_worker_died = lambda died: self._report(EventKind.WORKER_DIED, "", f"worker {died.pid} {died.how}")
         try:
             ready = await engine.ready
@@ -297,19 +292,10 @@ class EngineClient:
 
     async def _watch(self) -> None:
         """Replace an engine that lives and does not answer, and a fork server that is gone or stopped."""
-        most_s = self.config.server.hung_engine_s
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             with suppress(OSError):  # who needs it tries again, and says why there is none
                 self._forks.is_ready()
-            if (engine := self._engine or self._starting) is None:
-                continue
-            with suppress(OverloadedError):  # it has ended: `_restart_whenever_it_ends` sees that
-                if not await answers(engine, most_s, self._has_answered):
-                    logger.error("the engine process %d has not answered for %.1f s and is killed", engine.pid, most_s)
-                    self._report(EventKind.ENGINE_HUNG, "", f"process {engine.pid} did not answer for {most_s:g} s")
-                    engine.kill()
-                    await asyncio.shield(engine.exited)
-
-    def _has_answered(self, lately: bool) -> None:
-        self._answers = lately
+            if (engine := self._engine or self._starting) is not None:
+                hear = partial(setattr, self, "_answers")
+                await end_if_it_hangs(engine, self.config.server.hung_engine_s, hear, self._report)
