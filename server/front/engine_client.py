@@ -32,8 +32,7 @@ from veltair.types import DEFAULT_PRIORITY_LEVEL, CoreSet
 
 logger = logging.getLogger("veltair.server")
 
-HEARTBEAT_S = 1.0  # between two questions to the engine
-FORK_SERVER_LOOK_S = 0.01  # between two looks at a fork server that is still importing
+HEARTBEAT_S, FORK_SERVER_LOOK_S = 1.0, 0.01  # between two questions to the engine; to a fork server that still imports
 FIRST_RESTART_S, LONGEST_RESTART_S = 0.1, 30.0
 
 
@@ -296,6 +295,6 @@ class EngineClient:
             await asyncio.sleep(HEARTBEAT_S)
             with suppress(OSError):  # who needs it tries again, and says why there is none
                 self._forks.is_ready()
-            if (engine := self._engine or self._starting) is not None:
-                hear = partial(setattr, self, "_answers")
+            hear = partial(setattr, self, "_answers")
+            if engine := self._engine or self._starting:
                 await end_if_it_hangs(engine, self.config.server.hung_engine_s, hear, self._report)

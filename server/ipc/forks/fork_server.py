@@ -46,7 +46,8 @@ class ForkServer:
         `is_ready` starts one."""
         self._role = role
         self._ready = False
-        self._socket, self._pid = forked if forked is not None else (None, 0)
+        self._socket: socket.socket | None = None if forked is None else forked[0]
+        self._pid = 0 if forked is None else forked[1]
         self._standstill = Standstill(self._pid)
 
     @property
