@@ -1,5 +1,9 @@
 """The suite of faults, as often as promised: `python -m bench.faults [-k EXPRESSION] [--again] [--page]`.
 
+How long it takes until all is back after a kill, by process and phase, with three models of real size beside:
+`python -m bench.faults -k killed_process --models demo/artifacts`. A row that had been measured before keeps the times
+of before, and prints both.
+
 Runs `tests/faults` with the number of rounds of `full`, which takes hours; each row is kept in
 `bench/results/faults.json` as soon as it has ended, so a run that was interrupted goes on where it was: rows that this
 version has passed in full are left out, unless asked for with `--again`. `--share 0.05` runs a twentieth of the rounds,
@@ -36,7 +40,7 @@ Each row breaks a daemon that serves real queries over HTTP and gRPC, or the com
 where an answer is wrong by one bit, an accepted query gets none, a process or shared memory is left, or the daemon does
 not come back. `make test` runs a few rounds of each; `python -m bench.faults` runs as many as stand here, and a row
 ends with the first that fails. Back after: until all processes are there again and hold all models, at the median and
-at most, on the machine of the row.
+at most, on the machine of the row; with a star while models of real size were served too.
 """
 
 
@@ -45,6 +49,9 @@ def main() -> int:
     parser.add_argument("-k", metavar="EXPRESSION", help="only rows whose names match, as pytest's -k")
     parser.add_argument("--again", action="store_true", help="also rows that this version has passed")
     parser.add_argument("--share", type=float, default=1.0, metavar="PART", help="of the rounds; keeps nothing")
+    parser.add_argument(
+        "--models", type=Path, metavar="DIR", help="artifacts that are served too where times are taken"
+    )
     parser.add_argument("--page", action="store_true", help="write the page alone")
     args = parser.parse_args()
     failed = 0
@@ -53,11 +60,15 @@ def main() -> int:
         for row in names(args.k):
             if not args.again and args.share == 1 and is_passed(row, version):
                 continue
-            found = measure(row, version, args.share)
+            found = measure(row, version, args.share, args.models)
+            found["before_s"] = before(read().get(short(row), {}), found)
             if args.share == 1 and found["outcome"] != "skipped":
                 FOUND.write_text(json.dumps(read() | {short(row): found}, indent=1) + "\n", "utf-8")
             failed += found["outcome"] != "passed"
-            print(f"{found['outcome']:>7}  {found['tried']:>6} rounds  {found['seconds']:>7.0f} s  {row}", flush=True)
+            took = f"{found['tried']:>6} rounds  {found['seconds']:>7.0f} s  {row}"
+            back = f"  back after {times(found['recovery_s'])} s" if found["recovery_s"] else ""
+            earlier = f" (before: {times(found['before_s'])})" if found["before_s"] else ""
+            print(f"{found['outcome']:>7}  {took}{back}{earlier}", flush=True)
     PAGE.write_text(page(), "utf-8")
     return 1 if failed else 0
 
@@ -89,12 +100,25 @@ def names(expression: str | None) -> list[str]:
     return [line for line in listed.splitlines() if "::" in line]
 
 
-def measure(row: str, version: str, share: float) -> dict[str, Any]:
+def before(kept: Any, found: Any) -> Any:
+    """The recovery of the version before, with the same models; None where it is not known."""
+    if kept.get("beside", "") != found["beside"]:
+        return None
+    return kept.get("before_s") if kept.get("version") == found["version"] else kept.get("recovery_s")
+
+
+def times(recovery_s: Any) -> str:
+    return f"{recovery_s['median']:.1f}, at most {recovery_s['most']:.1f}"
+
+
+def measure(row: str, version: str, share: float, models: Path | None) -> dict[str, Any]:
     """Run a row. Returns what came of it."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", row, f"--junitxml={report}", "-o", "junit_family=xunit1"]
         own = {"VELTAIR_FAULTS": "full", "VELTAIR_FAULTS_SHARE": str(share)}
+        if models is not None:
+            own["VELTAIR_FAULTS_MODELS"] = str(models.resolve(strict=True))
         subprocess.run(command, cwd=ROOT, env=os.environ | own, stdout=subprocess.DEVNULL)
         [case] = ET.parse(report).iter("testcase")
     told = {entry.get("name"): entry.get("value") for entry in case.iter("property")}
@@ -105,6 +129,7 @@ def measure(row: str, version: str, share: float) -> dict[str, Any]:
         "outcome": "failed" if broken else "skipped" if case.find("skipped") is not None else "passed",
         "tried": int(told.get("tried") or 0),
         "recovery_s": dict(zip(("median", "most"), recovery, strict=True)) if recovery else None,
+        "beside": told.get("beside", ""),
         "seconds": round(float(case.get("time") or 0)),
         "version": version,
         "environment": asdict(describe_environment()),
@@ -149,8 +174,11 @@ def machine(found: Any) -> str:
 
 
 def recovery(found: Any) -> str:
-    seconds = found.get("recovery_s")
-    return f"{seconds['median']:.1f}, at most {seconds['most']:.1f}" if seconds else ""
+    """As the page shows it."""
+    if not found.get("recovery_s"):
+        return ""
+    earlier = f" (before: {times(found['before_s'])})" if found.get("before_s") else ""
+    return f"{times(found['recovery_s'])}{earlier}{' *' if found.get('beside') else ''}"
 
 
 if __name__ == "__main__":

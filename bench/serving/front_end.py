@@ -122,7 +122,8 @@ async def _drive(pid: int, address: str, name: str, seconds: float) -> dict[str,
 
 def _cpu_ns(front: int) -> dict[str, int]:
     """CPU time by process so far. psutil gives it in clock ticks of 10 ms, which is more than a query takes."""
-    pids = {"front": front, "engine": psutil.Process(front).children()[0].pid}
+    engine = next(child for child in psutil.Process(front).children() if "engine_main" in " ".join(child.cmdline()))
+    pids = {"front": front, "engine": engine.pid}
     clocks = {name: (~pid << 3) | 2 for name, pid in pids.items()}  # a process's CPU clock, see clock_getcpuclockid(3)
     return {"client": time.process_time_ns()} | {n: time.clock_gettime_ns(clock) for n, clock in clocks.items()}
 

@@ -28,6 +28,7 @@ from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
 from veltair.server.ipc.block_orders import BlockEnd
 from veltair.server.ipc.channel import Channel, ChannelClosedError
+from veltair.server.ipc.forks.fork_server import ForkServer
 from veltair.server.ipc.open_artifacts import OpenArtifacts
 from veltair.server.protocol.failed_queries import one_line
 
@@ -43,12 +44,11 @@ class Engine:
 
     ::
 
-        engine = Engine(front, tensors, front.receive())  # ConfigureEngine
-        engine.run()
+        Engine(front, pool, front.receive(), forks).run()  # what it receives is ConfigureEngine
     """
 
-    def __init__(self, front: Channel[m.ToEngine], tensors: int, configure: m.ConfigureEngine) -> None:
-        """Raises ConfigError or ArtifactError. `tensors`: the descriptor of the tensor pool."""
+    def __init__(self, front: Channel[m.ToEngine], pool: int, configure: m.ConfigureEngine, forks: ForkServer) -> None:
+        """Raises ConfigError or ArtifactError. `pool`: the descriptor of the tensor pool. `forks` makes workers."""
         opened = OpenArtifacts()
         artifacts = [opened.add(spec, configure.artifacts[spec.digest]) for spec in configure.tenants]
         self._specs = {spec.number: spec for spec in configure.tenants}
@@ -71,8 +71,8 @@ class Engine:
         shared = configure.lanes, configure.artifacts, configure.sandbox, configure.load_share
         load = m.LoadModels(configure.tenants, cores, configure.slots, *shared)
         target = self._workers + configure.spare_workers
-        cell_bytes, hung_ns = largest_cell(artifacts), configure.hung_block_ns
-        self._supervisor = WorkerSupervisor(self._poll, target, tensors, load, cell_bytes, hung_ns, front.send)
+        how = largest_cell(artifacts), configure.hung_block_ns, forks
+        self._supervisor = WorkerSupervisor(self._poll, target, pool, load, *how, front.send)
         self._lanes = FrontLanes(self._poll, configure.lanes, configure.capacity, configure.slots)
         self._queries = InFlightQueries(front, self._lanes, self._specs, self._supervisor)
         self._arrivals = Arrivals(self._specs)
@@ -111,6 +111,8 @@ class Engine:
         self._decide_arrivals(begin_ns)
         now_ns = time.monotonic_ns()
         supervisor.start_missing(now_ns)
+        if not self._ready and supervisor.failed_starts >= FAILED_STARTS:
+            self._give_up(m.StartFailed("ArtifactError", f"workers cannot start: {supervisor.failure}"))
         for batch in self._watchdog.find_hung(self._queries.batches(), now_ns):
             supervisor.kill_hung(batch.worker, f"a block of {batch.description}")
         if self._changes.under_way:
@@ -262,8 +264,6 @@ class Engine:
     def _reap(self, worker: WorkerProcess) -> None:
         ending = self._supervisor.reap(worker, time.monotonic_ns())
         self._changes.worker_died(worker, ending)
-        if not self._ready and self._supervisor.failed_starts >= FAILED_STARTS:
-            self._give_up(m.StartFailed("ArtifactError", f"workers cannot start: the last one {ending}"))
         if worker.query is not None:
             batch = self._queries.batch(worker.query)
             logger.error("%s: lost with worker %d", batch.description, worker.pid)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-from veltair.profiles.runtime.pinned_threads import kernel_environment
 from veltair.server.ipc.block_orders import Order
-from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
+from veltair.server.ipc.channel import Channel, ChannelClosedError
+from veltair.server.ipc.forks.fork_server import ForkedProcess, ForkServer
 from veltair.server.ipc.messages import FromWorker, LoadModels, ModelChange
 from veltair.server.ipc.worker_cell import WorkerCell, create_worker_cell
 from veltair.types import CoreSet
@@ -34,6 +32,13 @@ class WorkerSetup:
     bell: int  # descriptor of the eventfd that it writes when a block has ended
     cell_bytes: int
 
+    @property
+    def passed(self) -> list[int]:
+        """Descriptors that a worker gets, but for that of its cell."""
+        lanes = self.load.lanes
+        of_lanes = () if lanes is None else (lanes.done, *lanes.wakes)
+        return [self.bell, self.tensors, *of_lanes, *chain.from_iterable(self.load.artifacts.values())]
+
 
 class WorkerProcess:
     """A child that is `starting` until it has loaded every model, then `idle`, `busy` with one query, or `changing`
@@ -41,43 +46,29 @@ class WorkerProcess:
 
     ::
 
-        worker = WorkerProcess(setup)
+        worker = WorkerProcess(setup, forks)
         worker.channel.receive()  # ModelsLoaded or StartFailed
         worker.order(Order(…))
         os.eventfd_read(setup.bell)
         worker.cell.take_end()
     """
 
-    def __init__(self, setup: WorkerSetup) -> None:
-        """Raises OSError when the system cannot start another process."""
-        ours, theirs = socket_pair()
-        fd = create_worker_cell(setup.cell_bytes)
-        own = (theirs.fileno(), fd, setup.bell, setup.tensors)
-        command = [sys.executable, "-P", "-m", "veltair.server.worker.worker", str(os.getpid()), *map(str, own)]
-        lanes = setup.load.lanes
-        inherited = [*own, *chain.from_iterable(setup.load.artifacts.values())]
-        if lanes is not None:
-            inherited += [lanes.done, *lanes.wakes]
-        try:
-            self.process = subprocess.Popen(
-                command,
-                pass_fds=inherited,
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # the front's own output may be read by a program
-                env=os.environ | kernel_environment(),
-            )
-        except OSError:
-            ours.close()
-            os.close(fd)
-            raise
-        finally:
-            theirs.close()
-        self.pid = self.process.pid
-        self.pidfd = os.pidfd_open(self.pid)  # readable once every thread of the process is gone
-        self.cell = WorkerCell(fd)
-        os.close(fd)
-        ours.setblocking(False)
-        self.channel: Channel[FromWorker] = Channel(ours, FromWorker)
+    def __init__(self, setup: WorkerSetup, forks: ForkServer) -> None:
+        """Raises OSError when the system does not give what another process needs."""
+        self.process = ForkedProcess(forks)
+        self.pid, self.pidfd = self.process.pid, self.process.pidfd
+        with ExitStack() as undo:
+            undo.callback(self.process.end)
+            fd = create_worker_cell(setup.cell_bytes)
+            try:
+                self.cell = WorkerCell(fd)
+                self.channel: Channel[FromWorker] = Channel(self.process.socket, FromWorker)
+                with suppress(ChannelClosedError):  # the pidfd reports its end
+                    self.channel.pass_descriptors([fd, *setup.passed])
+                    self.channel.send(setup.load)
+            finally:
+                os.close(fd)
+            undo.pop_all()
         self.state: Literal["starting", "idle", "busy", "changing"] = "starting"
         self.holds = {spec.number for spec in setup.load.tenants}  # models
         self.change: ModelChange | None = None  # the last one
@@ -86,8 +77,6 @@ class WorkerProcess:
         self.killed = False  # since it hung
         self._main_core = -1  # where its main thread is pinned, if known
         self.started_ns = time.monotonic_ns()
-        with suppress(ChannelClosedError):  # the pidfd reports its end
-            self.channel.send(setup.load)
 
     def order(self, order: Order) -> None:
         """Have it run a block. Nothing happens when it has just died: its pidfd reports that next."""
@@ -112,10 +101,11 @@ class WorkerProcess:
             with suppress(ProcessLookupError):  # its pidfd reports that next
                 os.sched_setaffinity(self.pid, (self._main_core,))
 
+    def kill(self) -> None:
+        """Its pidfd reports when the whole process is gone."""
+        self.process.kill()
+
     def close(self) -> int:
         """Kill the process if it still runs, and reap it. Returns its exit code, negative for a signal."""
-        self.process.kill()
-        code = self.process.wait()
         self.channel.close()
-        os.close(self.pidfd)
-        return code
+        return self.process.end()

@@ -15,12 +15,14 @@ import msgspec
 from veltair.machine.standstill import Standstill, is_stopped
 from veltair.profiles.artifact.sealed_artifact import SealedFiles
 from veltair.server.engine.worker_process import WorkerProcess, WorkerSetup
+from veltair.server.ipc.forks.fork_server import ForkServer
 from veltair.server.ipc.messages import LoadModels, ModelChange, TenantSpec, WorkerDied
 from veltair.server.ipc.status_records import SandboxStatus
 
 logger = logging.getLogger("veltair.engine")
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 30.0  # before a worker that died while it started is tried again
+FORK_SERVER_LOOK_NS = 10_000_000  # between two looks at a fork server that is still importing
 LOOK_NS = 500_000_000  # between two looks at a worker that loads models: it may hang
 
 
@@ -42,11 +44,12 @@ class WorkerSupervisor:
         load: LoadModels,
         cell_bytes: int,
         hung_ns: int,
+        forks: ForkServer,
         tell: Callable[[WorkerDied], None] = lambda died: None,
     ) -> None:
         """Registers each worker's socket and pidfd in `poll`, and the bell that all of them ring when a block has
         ended. `tensors`: the descriptor of the tensor pool. `hung_ns`: a worker that loads models and does nothing for
-        so long is replaced. `tell`: hears of each worker that dies."""
+        so long is replaced. `forks` makes the workers. `tell`: hears of each worker that dies."""
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         poll.register(self.bell, select.EPOLLIN | select.EPOLLET)  # each write tells; nobody reads it
         self.workers: dict[int, WorkerProcess] = {}  # by the descriptors of their socket and their pidfd
@@ -60,6 +63,8 @@ class WorkerSupervisor:
         self.failed_starts = 0  # in a row
         self._next_start_ns = 0
         self._hung_ns = hung_ns
+        self._forks = forks
+        self.failure = ""  # of the last start that failed, in words
         self._next_look_ns = 0
         self._loading: dict[WorkerProcess, Standstill] = {}
         self._stopped_ns: dict[WorkerProcess, int] = {}  # of idle workers, since when
@@ -104,8 +109,11 @@ class WorkerSupervisor:
         self._kill_hung(now_ns)
         while self._living < self._target and now_ns >= self._next_start_ns:
             try:
-                worker = WorkerProcess(self._setup)
-            except OSError as error:
+                if not self._forks.is_ready():
+                    self._next_start_ns = now_ns + FORK_SERVER_LOOK_NS
+                    return
+                worker = WorkerProcess(self._setup, self._forks)
+            except (OSError, MemoryError) as error:
                 self._back_off(now_ns, f"a worker process cannot be started ({error})")
                 return
             self._living += 1
@@ -170,14 +178,14 @@ class WorkerSupervisor:
         """Kill a worker that closed its socket; its pidfd reports when the whole process is gone."""
         self._poll.unregister(worker.channel.fileno())
         del self.workers[worker.channel.fileno()]
-        worker.process.kill()
+        worker.kill()
 
     def kill_hung(self, worker: WorkerProcess, doing: str) -> None:
         """Kill a worker that does not end what it is `doing`; its pidfd reports when the process is gone."""
         if not worker.killed:
             logger.error("worker %d: %s takes far too long, and the process is killed", worker.pid, doing)
             worker.killed = True
-            worker.process.kill()
+            worker.kill()
 
     def reap(self, worker: WorkerProcess, now_ns: int) -> str:
         """Forget a worker whose process is gone. Returns how it ended, in words."""
@@ -197,13 +205,15 @@ class WorkerSupervisor:
         return ending
 
     def _back_off(self, now_ns: int, what: str) -> None:
+        self.failure = what
         delay_s = min(FIRST_DELAY_S * 2**self.failed_starts, LONGEST_DELAY_S)
         self.failed_starts += 1
         self._next_start_ns = now_ns + round(delay_s * 1e9)
         logger.error("%s; failed starts in a row: %d, next try in %.1f s", what, self.failed_starts, delay_s)
 
     def close(self) -> None:
-        """End all workers at once: they hold nothing that outlives a query."""
+        """End all workers at once, which hold nothing that outlives a query, and what they are made by."""
+        self._forks.close()
         for worker in self.all:
             worker.close()
         self.workers.clear()

@@ -7,15 +7,18 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 
 from veltair.config import ServeConfig
 from veltair.errors import OverloadedError, RefusalReason, ShutdownError, VeltairError
-from veltair.machine.standstill import Standstill
 from veltair.server.front.admission import expire, refuse_past_deadline, refuse_while_draining
 from veltair.server.front.engine_connection import EngineConnection
 from veltair.server.front.query_result import QueryResult
 from veltair.server.front.snapshot import Snapshot
+from veltair.server.front.watch.engine_heartbeat import end_if_it_hangs
 from veltair.server.ipc.daemon_events import EventKind, Report, report_nothing
+from veltair.server.ipc.forks.fork_server import ForkServer
 from veltair.server.ipc.messages import ConfigureEngine, QueryEnded
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.repository.artifact_loader import ArtifactLoader
@@ -29,8 +32,7 @@ from veltair.types import DEFAULT_PRIORITY_LEVEL, CoreSet
 
 logger = logging.getLogger("veltair.server")
 
-HEARTBEAT_S = 1.0  # between two questions to the engine
-LATE_S = 1.0  # an engine that has not answered by then is not ready
+HEARTBEAT_S, FORK_SERVER_LOOK_S = 1.0, 0.01  # between two questions to the engine; to a fork server that still imports
 FIRST_RESTART_S, LONGEST_RESTART_S = 0.1, 30.0
 
 
@@ -46,12 +48,12 @@ class EngineClient:
 
     def __init__(self, config: ServeConfig, models: LiveModels, threads: IoThreads | None, report: Report) -> None:
         self.config = config
-        self._threads, self._report = threads, report
-        self.models = models
+        self.models, self._threads, self._report = models, threads, report
         self._engine: EngineConnection | None = None  # None while it is restarted
+        self._starting: EngineConnection | None = None
+        self._forks = ForkServer("engine")
         self._cores: CoreSet = ()
-        self._worker_target = 0
-        self._restarts = 0
+        self._worker_target = self._restarts = 0
         self._tasks: list[asyncio.Task[None]] = []  # those that restart and watch the engine
         self.control: ModelControl | None = None
         self._unloading: list[asyncio.Task[None]] = []  # what was unloaded while the engine started
@@ -70,15 +72,19 @@ class EngineClient:
         `threads` send queries of their own. Raises ArtifactError or ConfigError.
         """
         control = ModelControl(config, ArtifactLoader(config.server.hung_engine_s, config.server.load_share), report)
+        client = cls(config, LiveModels([]), threads, report)
         try:
-            client = cls(config, LiveModels(await control.prepare()), threads, report)
+            client._forks.is_ready()  # it imports while the artifacts are checked
+            client.models = LiveModels(await control.prepare())
+            client._tasks = [asyncio.create_task(client._watch())]
             engine = await client._start_engine()
         except BaseException:
+            await client.shut_down()
             control.loader.close()
             raise
         control.loader.stand_back()
         client.control, control.engine, control.room.engine = control, client, client
-        client._tasks = [asyncio.create_task(t) for t in (client._restart_whenever_it_ends(engine), client._watch())]
+        client._tasks.append(asyncio.create_task(client._restart_whenever_it_ends(engine)))
         return client
 
     @property
@@ -206,10 +212,9 @@ class EngineClient:
     async def shut_down(self) -> None:
         """End at once: queries that are not answered fail with QueryError. Does nothing the second time."""
         self._begin_drain()
-        tasks = [task for task in self._tasks if not task.done()]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.control is not None:
             await self.control.close()
         if self._threads is not None:
@@ -218,6 +223,7 @@ class EngineClient:
         if engine is not None:
             engine.fail_all(lambda: ShutdownError("the server shut down before the query was answered"))
             await engine.stop()
+        self._forks.close()
 
     def slot_views(self, served: ServedTenant, batch: int) -> tuple[int, SlotViews] | None:
         """The tenant's number, and the memory of a query of this batch; None while there is no engine that has it."""
@@ -241,14 +247,18 @@ class EngineClient:
         return self._engine
 
     async def _start_engine(self) -> EngineConnection:
-        server = self.config.server
-        engine = EngineConnection(ConfigureEngine.of(server), self.models.resident(), self._threads)
+        while not self._forks.is_ready():
+            await asyncio.sleep(FORK_SERVER_LOOK_S)
+        what = ConfigureEngine.of(self.config.server), self.models.resident()
+        engine = self._starting = EngineConnection(*what, self._threads, self._forks)
         engine.on_worker_died = lambda died: self._report(EventKind.WORKER_DIED, "", f"worker {died.pid} {died.how}")
         try:
             ready = await engine.ready
         except BaseException:
             await asyncio.shield(engine.stop())
             raise
+        finally:
+            self._starting = None
         self._cores, self._worker_target = ready.cores, ready.workers
         self._first_cursor = self._cursor
         self._engine, self._answers = engine, True
@@ -270,31 +280,21 @@ class EngineClient:
             self._restarts += 1
             delay_s = FIRST_RESTART_S
             while self._engine is None:
-                await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, LONGEST_RESTART_S)
                 try:
                     engine = await self._start_engine()
                     self._report(EventKind.ENGINE_RESTARTED, "", f"the engine serves again, as process {engine.pid}")
                 except (VeltairError, OSError, MemoryError) as error:
                     logger.error("the engine does not start: %s; next try in %.1f s", error, delay_s)
                     self._report(EventKind.ENGINE_START_FAILED, "", str(error))
+                    await asyncio.sleep(delay_s)
+                    delay_s = min(2 * delay_s, LONGEST_RESTART_S)
 
     async def _watch(self) -> None:
-        """Replace an engine that lives and does not answer: it hangs, or somebody has stopped it."""
-        most_s = self.config.server.hung_engine_s
+        """Replace an engine that lives and does not answer, and a fork server that is gone or stopped."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            if (engine := self._engine) is None:
-                continue
-            asked, watched = asyncio.create_task(engine.status()), Standstill(engine.pid)
-            while not asked.done() and not watched.hangs(time.monotonic_ns(), round(most_s * 1e9)):
-                await asyncio.wait([asked], timeout=min(most_s, LATE_S))
-                self._answers = asked.done()
-            if not asked.done():
-                logger.error("the engine process %d has not answered for %.1f s and is killed", engine.pid, most_s)
-                asked.cancel()
-                self._report(EventKind.ENGINE_HUNG, "", f"process {engine.pid} did not answer for {most_s:g} s")
-                engine.kill()
-                await asyncio.shield(engine.exited)
-            elif not asked.cancelled() and asked.exception() is None:
-                self._answers = True
+            with suppress(OSError):  # who needs it tries again, and says why there is none
+                self._forks.is_ready()
+            hear = partial(setattr, self, "_answers")
+            if engine := self._engine or self._starting:
+                await end_if_it_hangs(engine, self.config.server.hung_engine_s, hear, self._report)

@@ -7,12 +7,9 @@ instant, so their memory is never used again.
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from msgspec.structs import replace
 
@@ -27,8 +24,8 @@ from veltair.errors import (
 )
 from veltair.server.front.query_result import HeldQuery, QueryResult
 from veltair.server.ipc import messages as m
-from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
-from veltair.server.ipc.process_setup import engine_environment
+from veltair.server.ipc.channel import Channel, ChannelClosedError
+from veltair.server.ipc.forks.fork_server import ForkedProcess, ForkServer
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.repository.engine_models import EngineModels
 from veltair.server.repository.served_tenant import ServedTenant
@@ -44,15 +41,20 @@ class EngineConnection:
 
     ::
 
-        engine = EngineConnection(configure, tenants)
+        engine = EngineConnection(configure, tenants, None, forks)
         await engine.ready
         result = await engine.send_query(1, tenants[0], inputs, arrival_ns, None, priority_level=3, traced=False)
     """
 
     def __init__(
-        self, configure: m.ConfigureEngine, tenants: Iterable[ServedTenant], threads: IoThreads | None = None
+        self,
+        configure: m.ConfigureEngine,
+        tenants: Iterable[ServedTenant],
+        threads: IoThreads | None,
+        forks: ForkServer,
     ) -> None:
-        """`configure`: without tenants. `threads` send their queries to this engine once it is ready."""
+        """`configure`: without tenants. `threads` send their queries to this engine once it is ready. `forks` makes
+        the process. Raises OSError or VeltairError where it cannot be; nothing is left then."""
         self._loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[m.EngineReady] = self._loop.create_future()
         self.exited: asyncio.Future[int] = self._loop.create_future()  # exit code
@@ -64,29 +66,23 @@ class EngineConnection:
         self._status_requests: list[asyncio.Future[m.EngineStatus]] = []
         self._all_ended: asyncio.Future[None] | None = None
         self._changes: dict[int, asyncio.Future[None]] = {}  # by the number of the model that comes or goes
-        self.models = EngineModels(threads, configure.capacity, configure.slots)
-        for tenant in tenants:
-            self.models.open(self.models.add(tenant).number)
-        models, self._link, self._slots = self.models, self.models.link, self.models.slots
-        configure = replace(configure, tenants=models.specs, lanes=models.lanes, artifacts=models.artifacts)
-        ours, theirs = socket_pair()
-        arguments = (os.getpid(), theirs.fileno(), self.models.descriptor)
-        command = [sys.executable, "-P", "-m", "veltair.server.engine.engine_main", *map(str, arguments)]
-        inherited = (theirs.fileno(), *self.models.inherited)
-        try:
-            self._process = subprocess.Popen(
-                command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=2, env=engine_environment()
-            )
-        finally:
-            theirs.close()
-            self.models.close_descriptor()
-        self.pid = self._process.pid
-        ours.setblocking(False)
-        self._channel: Channel[m.ToFront] = Channel(ours, m.ToFront)
-        self._pidfd = os.pidfd_open(self.pid)
-        self._loop.add_reader(self._pidfd, self._reap)
-        self._loop.add_reader(ours.fileno(), self._read)
-        self.send(configure)
+        with ExitStack() as undo:
+            self._process = ForkedProcess(forks)
+            undo.callback(self._process.end)
+            self.pid = self._process.pid
+            self._channel: Channel[m.ToFront] = Channel(self._process.socket, m.ToFront)
+            models = self.models = EngineModels(threads, configure.capacity, configure.slots)
+            undo.callback(models.leave, "the engine process was not started")
+            for tenant in tenants:
+                models.open(models.add(tenant).number)
+            self._link, self._slots = models.link, models.slots
+            with suppress(ChannelClosedError):  # `_reap` settles everything
+                self._channel.pass_descriptors(models.passed)
+            undo.pop_all()
+        models.close_descriptor()
+        self._loop.add_reader(self._process.pidfd, self._reap)
+        self._loop.add_reader(self._channel.fileno(), self._read)
+        self.send(replace(configure, tenants=models.specs, lanes=models.lanes, artifacts=models.artifacts))
 
     async def load(self, tenant: ServedTenant) -> None:
         """Serve one more. Raises ArtifactError or another VeltairError where it cannot be; it is forgotten then."""
@@ -274,12 +270,11 @@ class EngineConnection:
     def _reap(self) -> None:
         """The process is gone: everyone who waits for it gets an error, once."""
         self._read()  # its last messages
-        self._loop.remove_reader(self._pidfd)
+        self._loop.remove_reader(self._process.pidfd)
         self._loop.remove_reader(self._channel.fileno())
         self._loop.remove_writer(self._channel.fileno())
-        code = self._process.wait()
-        os.close(self._pidfd)
         self._channel.close()
+        code = self._process.end()
         why = f"the engine process ended (code {code}) and took the query along"
         if self._link is not None:
             self._link.leave(why)

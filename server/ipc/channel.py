@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -60,7 +61,9 @@ class Channel(Generic[T]):
 
     def send(self, message: msgspec.Struct, descriptors: Sequence[int] = ()) -> None:
         """The other end gets duplicates of the descriptors. Raises ChannelClosedError when it is gone."""
-        packet = _encoder.encode(message)
+        self._post(_encoder.encode(message), descriptors)
+
+    def _post(self, packet: bytes, descriptors: Sequence[int]) -> None:
         self.flush()
         if self.backlog or not self._send(packet, descriptors):
             self.backlog.append((packet, [os.dup(descriptor) for descriptor in descriptors]))
@@ -70,6 +73,27 @@ class Channel(Generic[T]):
         backlog = self.backlog
         while backlog and self._send(*backlog[0]):
             _close_all(backlog.popleft()[1])
+
+    def pass_descriptors(self, descriptors: Iterable[int]) -> None:
+        """Give the other end duplicates of these, however many, before the first message. Raises ChannelClosedError
+        when it is gone, OSError where the system refuses."""
+        left = list(dict.fromkeys(descriptors))
+        while left:
+            some, left = left[:MOST_DESCRIPTORS], left[MOST_DESCRIPTORS:]
+            self._post(_encoder.encode(some), some)
+        self._post(_encoder.encode([]), ())
+
+    def receive_passed(self) -> dict[int, int]:
+        """What `pass_descriptors` gives, in its order: the numbers of the descriptors in the other process, and in this
+        one. The socket blocks. Raises ChannelClosedError when the other end is gone, and OSError where this process
+        cannot have so many files open."""
+        passed: dict[int, int] = {}
+        while numbers := msgspec.msgpack.decode(self._receive(), type=list[int]):
+            here = self.take_descriptors()
+            passed |= zip(numbers, here, strict=False)
+            if len(here) < len(numbers):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return passed
 
     def _send(self, packet: bytes, descriptors: Sequence[int]) -> bool:
         """Returns whether the system took it."""
@@ -87,18 +111,23 @@ class Channel(Generic[T]):
 
     def receive(self) -> T | None:
         """The next message; None when there is none now. Raises ChannelClosedError when the other end is gone."""
+        try:
+            return self._decoder.decode(self._receive())
+        except BlockingIOError:
+            return None
+
+    def _receive(self) -> memoryview:
+        """The next packet. Raises BlockingIOError when there is none now, ChannelClosedError when there comes none."""
         _close_all(self.take_descriptors())
         try:
             size, ancillary, _, _ = self.socket.recvmsg_into([self._buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
-        except BlockingIOError:
-            return None
         except ConnectionResetError:
             raise ChannelClosedError from None
         for _, _, content in ancillary:
             self._received += array.array("i", content)
         if size == 0:
             raise ChannelClosedError
-        return self._decoder.decode(self._view[:size])
+        return self._view[:size]
 
     def take_descriptors(self) -> Sequence[int]:
         """Those that came with the last message; the caller closes them. Where too many files are open in this process,

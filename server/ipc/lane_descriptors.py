@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 
 class LaneDescriptors(msgspec.Struct, frozen=True):
-    """Descriptors that engine and workers inherit.
+    """Descriptors that the front gives to the engine, and the engine some of them to its workers.
 
     >>> LaneDescriptors(lanes=7, records=1024, bell=8, wakes=(9,), done=10, places=512).wakes
     (9,)
@@ -19,3 +21,14 @@ class LaneDescriptors(msgspec.Struct, frozen=True):
     done: int  # memory by which workers tell of done queries (`ipc/done_queries.py`)
     places: int  # of slots, in all
     gates: int = -1  # memory by which the engine refuses in advance (`ipc/admission_gates.py`)
+
+    def as_passed(self, passed: Mapping[int, int]) -> LaneDescriptors:
+        """With the numbers that they have in the process which got them; -1 for those that it did not get.
+
+        >>> own = LaneDescriptors(lanes=7, records=1024, bell=8, wakes=(9,), done=10, places=512)
+        >>> own.as_passed({9: 3, 10: 4}).done
+        4
+        """
+        lanes, bell, done, gates = (passed.get(each, -1) for each in (self.lanes, self.bell, self.done, self.gates))
+        wakes = tuple(passed[wake] for wake in self.wakes)
+        return LaneDescriptors(lanes, self.records, bell, wakes, done, self.places, gates)

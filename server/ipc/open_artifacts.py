@@ -1,13 +1,27 @@
-"""`OpenArtifacts`: the artifacts that the engine, or a worker, has open."""
+"""`OpenArtifacts`: the artifacts that the engine, or a worker, has open, and the numbers of their descriptors."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from veltair.profiles.artifact.sealed_artifact import SealedArtifact, SealedFiles, open_sealed
-from veltair.server.ipc.messages import TenantSpec
+from veltair.server.ipc.messages import ConfigureEngine, LoadModels, TenantSpec
+
+First = TypeVar("First", ConfigureEngine, LoadModels)  # the first message to an engine, or to a worker
+
+
+def as_passed(first: First, passed: Mapping[int, int]) -> First:
+    """The message with the numbers that its descriptors have in this process (`Channel.receive_passed`)."""
+    artifacts = {
+        digest: SealedFiles(*(passed[descriptor] for descriptor in files)) for digest, files in first.artifacts.items()
+    }
+    lanes = None if first.lanes is None else first.lanes.as_passed(passed)
+    return msgspec.structs.replace(first, artifacts=artifacts, lanes=lanes)
 
 
 class OpenArtifacts:

@@ -53,6 +53,7 @@ def set_nice(nice: int) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, nice)
 
 
-def engine_environment() -> dict[str, str]:
-    """For the engine process, which computes nothing with numpy: its threads would only take memory and cores."""
+def children_environment() -> dict[str, str]:
+    """For engine and workers, which compute nothing with numpy: its threads would only take memory and cores, and a
+    process that has some cannot be copied."""
     return os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

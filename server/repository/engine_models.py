@@ -52,7 +52,11 @@ class EngineModels:
         self.capacity, self._threads = capacity, threads
         self.descriptor = create_tensor_pool()  # closed by who gives it to the engine
         self.pool = TensorPool(self.descriptor, slots)
-        self.link = None if threads is None else EngineLink(threads, self.pool, capacity)
+        try:
+            self.link = None if threads is None else EngineLink(threads, self.pool, capacity)
+        except BaseException:
+            self.close_descriptor()
+            raise
         self.slots = self.link or FreeSlots(slots, capacity)
         self._space = RegionSpace()
         self._specs: dict[int, TenantSpec] = {}
@@ -74,10 +78,10 @@ class EngineModels:
         return {served.artifact.digest: served.artifact.files for served in self._served.values()}
 
     @property
-    def inherited(self) -> Sequence[int]:
-        """Descriptors that the engine process needs."""
+    def passed(self) -> Sequence[int]:
+        """Descriptors that the engine process gets, that of the pool first."""
         artifacts = chain.from_iterable(self.artifacts.values())
-        return (self.descriptor, *artifacts, *(() if self.link is None else self.link.inherited))
+        return (self.descriptor, *(() if self.link is None else self.link.passed), *artifacts)
 
     def add(self, served: ServedTenant) -> TenantSpec:
         """Number a model. Raises RequestError when there are as many as the engine takes."""
@@ -166,6 +170,12 @@ class EngineModels:
             return None
         address = self.pool.address(number)
         return number, SlotViews(address, self.pool.inputs(number, 0, batch), self.pool.outputs(number, 0, batch))
+
+    def leave(self, why: str) -> None:
+        """There will be no engine: gives back what the link has, and the descriptor."""
+        if self.link is not None:
+            self.link.leave(why)
+        self.close_descriptor()
 
     def close_descriptor(self) -> None:
         """The engine has it by now; the mapping stays."""

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -36,33 +37,39 @@ class EngineLink:
         """`capacity`: tenants at once; their numbers are below this. Raises VeltairError when there is no memory."""
         self._threads, self._pool = threads, pool  # which the threads use
         self._native, self._shares, slots = native.library(), SharedSlots(pool.slots, capacity), pool.slots
-        records = ring_records(slots)
-        lanes = create_lanes(threads.count, records)
-        self._memory = mmap.mmap(lanes, threads.count * lane_bytes(records))
-        places = capacity * slots
-        done = create_done_queries(threads.count, places)
-        gates = create_admission_gates(capacity)
-        self._gates = mmap.mmap(gates, gates_bytes(capacity))
-        bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        wakes = tuple(threads.wake_descriptors)
-        self.descriptors = LaneDescriptors(lanes, records, bell, wakes, done, places, gates)
-        self._done = DoneQueries(self.descriptors)
-        self._handle = self._native.wire_link(
-            threads.handle,
-            ctypes.addressof(ctypes.c_char.from_buffer(self._memory)),
-            records,
-            self._done.address,
-            ctypes.addressof(ctypes.c_char.from_buffer(self._gates)),
-            bell,
-            capacity,
-            slots,
-        )
-        if not self._handle:
-            raise VeltairError("no memory for the queries of the I/O threads")
+        records, places = ring_records(slots), capacity * slots
+        with ExitStack() as undo:
+
+            def own(descriptor: int) -> int:
+                undo.callback(os.close, descriptor)
+                return descriptor
+
+            lanes = own(create_lanes(threads.count, records))
+            self._memory = mmap.mmap(lanes, threads.count * lane_bytes(records))
+            done = own(create_done_queries(threads.count, places))
+            gates = own(create_admission_gates(capacity))
+            self._gates = mmap.mmap(gates, gates_bytes(capacity))
+            bell = own(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+            wakes = tuple(threads.wake_descriptors)
+            self.descriptors = LaneDescriptors(lanes, records, bell, wakes, done, places, gates)
+            self._done = DoneQueries(self.descriptors)
+            self._handle = self._native.wire_link(
+                threads.handle,
+                ctypes.addressof(ctypes.c_char.from_buffer(self._memory)),
+                records,
+                self._done.address,
+                ctypes.addressof(ctypes.c_char.from_buffer(self._gates)),
+                bell,
+                capacity,
+                slots,
+            )
+            if not self._handle:
+                raise VeltairError("no memory for the queries of the I/O threads")
+            undo.pop_all()
 
     @property
-    def inherited(self) -> Sequence[int]:
-        """Descriptors that the engine process needs."""
+    def passed(self) -> Sequence[int]:
+        """Descriptors that the engine process gets."""
         own = self.descriptors
         return (own.lanes, own.done, own.gates, own.bell, *own.wakes)
 

@@ -1,7 +1,7 @@
 """`Worker`: holds every tenant's model and runs one query or batch at a time, block by block.
 
-The engine starts it as `python -m veltair.server.worker.worker PARENT SOCKET CELL BELL POOL` (the last four are
-inherited descriptors). It ends with the engine, or soon after the engine's end of the socket closes.
+The engine has it forked from a process that has imported all that it needs (`ForkServer`). It ends with the engine, or
+soon after the engine's end of the socket closes.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import gc
 import logging
 import os
 import socket
-import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +28,8 @@ from veltair.server.ipc.messages import (
     ToWorker,
     UnloadModel,
 )
-from veltair.server.ipc.process_setup import die_with_parent, ignore_termination_signals, set_nice
+from veltair.server.ipc.open_artifacts import as_passed
+from veltair.server.ipc.process_setup import die_with_parent
 from veltair.server.ipc.worker_cell import WorkerCell
 from veltair.server.worker.sandbox import confine
 from veltair.server.worker.worker_models import WorkerModels
@@ -208,20 +207,20 @@ class Worker:
         return True
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run a worker process. Returns its exit code."""
-    parent, sock, cell, bell, pool = map(int, arguments)
-    die_with_parent(parent)
-    ignore_termination_signals()
-    set_nice(0)  # the engine's own is inherited
-    channel: Channel[ToWorker] = Channel(socket.socket(fileno=sock), ToWorker)
+def run(engine: int, sock: socket.socket) -> int:
+    """Be a worker of that engine, which passes on `sock` the descriptors of cell, bell and tensor pool, and those of
+    lanes and artifacts. Returns the exit code."""
+    channel: Channel[ToWorker] = Channel(sock, ToWorker)
     try:
+        passed = channel.receive_passed()
+        die_with_parent(engine)  # by now the engine knows this process as its child
         load = channel.receive()
         if not isinstance(load, LoadModels):
             raise TypeError(f"expected LoadModels first, got {load!r}")
-        os.sched_setaffinity(0, load.cores)  # the engine's own are inherited
+        os.sched_setaffinity(0, load.cores)
         try:
-            _import_runtime()
+            cell, bell, pool, *_ = passed.values()
+            load = as_passed(load, passed)
             sandbox = confine(load.sandbox)  # before the first thread starts, and before any artifact's code is loaded
             worker = _load_worker(channel, WorkerCell(cell), bell, pool, load)
         except VeltairError as error:
@@ -238,9 +237,9 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _import_runtime() -> None:
-    # Imported here, at the worker's own priority: loading TVM takes a third of a second of a core. Once it is confined,
-    # Python cannot keep the modules that it compiles, and the next worker would compile them again.
+def import_runtime() -> None:
+    """Import all that a worker needs, before it is forked: this takes a third of a second of a core, and once it is
+    confined it could not keep the modules that Python compiles."""
     import veltair.profiles.runtime.executor
     import veltair.profiles.runtime.native
     import veltair.server.ipc.tensor_pool
@@ -261,7 +260,3 @@ def _load_worker(channel: Channel[ToWorker], cell: WorkerCell, bell: int, pool_f
     gc.collect()
     gc.freeze()
     return Worker(channel, cell, bell, models, threads, done)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,8 @@
 """The suite of faults: each test breaks something, a few times here, many times in `python -m bench.faults`.
 
 With `VELTAIR_FAULTS=full` each runs as many rounds as the page of results says, with `VELTAIR_FAULTS_SHARE=0.05` also
-set a twentieth of them.
+set a twentieth of them. `VELTAIR_FAULTS_MODELS` names a folder of artifacts that are served beside the small ones where
+it is measured how long a recovery takes.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 FULL = os.environ.get("VELTAIR_FAULTS") == "full"
+MODELS = os.environ.get("VELTAIR_FAULTS_MODELS")
 SHARE = float(os.environ.get("VELTAIR_FAULTS_SHARE", "1"))
 
 
@@ -39,3 +42,11 @@ def recovered(record_property: Callable[[str, object], None]) -> Iterator[Callab
     yield seconds.append
     if seconds:
         record_property("recovery", f"{statistics.median(seconds):.2f} {max(seconds):.2f}")
+
+
+@pytest.fixture
+def beside(record_property: Callable[[str, object], None]) -> str:
+    """Further tenants for the end of a configuration: those of `VELTAIR_FAULTS_MODELS`."""
+    folders = sorted(Path(MODELS).resolve().glob("*/manifest.json")) if MODELS else []
+    record_property("beside", " ".join(manifest.parent.name for manifest in folders))
+    return "".join(f'[[tenants]]\nname = "{each.parent.name}"\nartifact = "{each.parent}"\n' for each in folders)

@@ -149,17 +149,27 @@ def killed_while_it_starts(folder: Path, text: str, number: int) -> None:
         assert not left
 
 
-@pytest.mark.parametrize("victim", ["worker", "engine", "loader"])
-@pytest.mark.parametrize("phase", KILLED_IN[1:])
+VICTIMS_IN = [(victim, phase) for victim in ("worker", "engine", "loader") for phase in KILLED_IN[1:]]
+KILLED_QUICKLY = {
+    *(("worker", "overload"), ("engine", "load"), ("engine", "model load"), ("loader", "model load")),
+    *(("worker", "drain"), ("engine", "start")),
+}
+
+
+@pytest.mark.parametrize(("victim", "phase"), [*VICTIMS_IN, ("worker", "start"), ("engine", "start")])
 def test_a_killed_process_costs_its_own_queries(
-    rounds: Rounds, recovered: Callable[[float], None], artifacts: Path, tmp_path: Path, victim: str, phase: str
+    rounds: Rounds,
+    recovered: Callable[[float], None],
+    beside: str,
+    artifacts: Path,
+    tmp_path: Path,
+    victim: str,
+    phase: str,
 ) -> None:
     """SIGKILL of a worker, the engine or the loader loses its own queries alone, each with a typed error, and heals."""
-    text = configuration(artifacts, "mlp", "spin", model_control=True, queue_slots=8 if phase == "overload" else 256)
-    quick = int((victim, phase) in {("worker", "overload"), ("engine", "load"), ("engine", "model load")})
-    for number in rounds(
-        quick=quick or int((victim, phase) in {("loader", "model load"), ("worker", "drain")}), full=20
-    ):
+    slots = 8 if phase == "overload" else 256
+    text = configuration(artifacts, "mlp", "spin", model_control=True, queue_slots=slots) + beside
+    for number in rounds(quick=int((victim, phase) in KILLED_QUICKLY), full=20):
         with nothing_left(running(tmp_path, text)) as daemon:
             before = processes(daemon)
             with traffic(daemon) as asking, triton_grpc.InferenceServerClient(daemon.grpc) as client:
@@ -171,7 +181,11 @@ def test_a_killed_process_costs_its_own_queries(
                     threading.Thread(target=_load, args=(daemon.grpc,), daemon=True).start()
                 elif phase == "drain":
                     daemon.process.send_signal(signal.SIGTERM)
-                for process in processes(daemon)[victim][number % 2 :][:1]:
+                elif phase == "start":  # of one that takes another's place
+                    before[victim][0].kill()
+                    until("another", lambda d=daemon, b=before: set(processes(d)[victim]) - set(b[victim]))
+                    (set(processes(daemon)[victim]) - set(before[victim])).pop().kill()
+                for process in processes(daemon)[victim][number % 2 :][: int(phase != "start")]:
                     process.kill()
                 begin = time.monotonic()
                 if phase == "drain":

@@ -13,7 +13,17 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from native_http import GET
 from running_daemon import configuration, running, until
-from traffic import Traffic, connect, descriptors, every_process, leave, memory_bytes, processes, traffic
+from traffic import (
+    Traffic,
+    connect,
+    descriptors,
+    every_process,
+    leave,
+    memory_bytes,
+    processes,
+    traffic,
+    whole,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -125,3 +135,28 @@ def test_an_engine_that_can_start_nobody_goes_on_trying(rounds: Rounds, artifact
                 until("another worker", lambda d=daemon, w=workers: len(processes(d)["worker"]) == len(w))
             assert not asking.outcomes["wrong"] and not asking.outcomes["lost"], asking.outcomes
             assert [process.pid for process in processes(daemon)["engine"]] == [engine.pid]
+
+
+def test_a_front_that_can_start_no_engine_goes_on_trying(
+    rounds: Rounds, recovered: Callable[[float], None], artifacts: Path, tmp_path: Path
+) -> None:
+    """The engine dies while the system gives the front no descriptor: one comes once it does, and failed starts leave
+    no descriptor open."""
+    with running(tmp_path, configuration(artifacts, "mlp")) as daemon:
+        front = psutil.Process(daemon.process.pid)
+        soft, hard = front.rlimit(psutil.RLIMIT_NOFILE)
+        for _ in rounds(quick=1, full=20):
+            before, had, refused = processes(daemon), descriptors(front), failed_starts(tmp_path)
+            front.rlimit(psutil.RLIMIT_NOFILE, (had - 8, hard))
+            before["engine"][0].kill()
+            until("failed starts", lambda r=refused: failed_starts(tmp_path) >= r + 3)
+            front.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+            begin = time.monotonic()
+            until("all workers", lambda b=before: whole(daemon, b))
+            recovered(time.monotonic() - begin)
+            # The pool of the engine that died may be mapped until the next collection.
+            until("no descriptor more", lambda h=had: descriptors(front) <= h + 1)
+
+
+def failed_starts(folder: Path) -> int:
+    return (folder / "log").read_text().count("the engine does not start")

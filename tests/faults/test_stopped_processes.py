@@ -66,6 +66,24 @@ def test_a_stopped_engine_is_replaced(
             assert not asking.outcomes.keys() & {"wrong", "lost"}, asking.outcomes
 
 
+def test_an_engine_that_stops_while_it_starts_is_replaced(rounds: Rounds, artifacts: Path, tmp_path: Path) -> None:
+    """An engine that takes another's place is stopped before it is ready: a third one takes it."""
+    with nothing_left(running(tmp_path, configuration(artifacts, "mlp", **QUICK))) as daemon:
+        for _ in rounds(quick=1, full=20):
+            before = processes(daemon)
+            with traffic(daemon) as asking:
+                asking.served(50)
+                before["engine"][0].kill()
+                until("another engine", lambda b=before: processes(daemon)["engine"] not in ([], b["engine"]))
+                [stopped] = processes(daemon)["engine"]
+                stopped.suspend()
+                until("it to be noticed", lambda s=stopped: not living(s.pid))
+                until("all workers", lambda b=before: whole(daemon, b))
+                asking.served(50)
+            assert status(daemon) == 200
+            assert not asking.outcomes.keys() & {"wrong", "lost"}, asking.outcomes
+
+
 def test_a_stopped_loader_is_replaced(
     rounds: Rounds, recovered: Callable[[float], None], artifacts: Path, tmp_path: Path
 ) -> None:

@@ -27,6 +27,12 @@ from tritonclient.utils import InferenceServerException
 CLIENTS = 3  # of each protocol
 HELD_TURNS = 1 << 16  # some milliseconds of a core
 TYPED = ("503", "504", "500", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "INTERNAL")
+MODULES = {  # of the command lines of processes
+    "engine": "engine_main",
+    "worker": "worker.worker",
+    "loader": "artifact_loader",
+    "fork server": "fork_server_main",
+}
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -120,15 +126,16 @@ def traffic(daemon: Daemon, expected: Any = None) -> Iterator[Traffic]:
 
 
 def processes(daemon: Daemon) -> dict[str, list[psutil.Process]]:
-    """Front, engine, loader and workers by what they are."""
+    """Front, engine, loader, workers, and what engine and workers are forked from, by what they are."""
     front = psutil.Process(daemon.process.pid)
     found: dict[str, list[psutil.Process]] = {"front": [front], "engine": [], "worker": [], "loader": []}
+    found["fork server"] = []  # that of engines, and that of workers
     for process in front.children(recursive=True):
         try:
             line = " ".join(process.cmdline())
         except psutil.Error:  # it has just ended
             continue
-        for kind, module in (("engine", "engine_main"), ("worker", "server.worker"), ("loader", "artifact_loader")):
+        for kind, module in MODULES.items():
             if module in line:
                 found[kind].append(process)
     return found

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from example_models import SPIN_LAYERS
+from running_daemon import until
 from running_engine import living, readable
 from tensor_pools import fill_pool
 
@@ -13,6 +14,7 @@ from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.sealed_artifact import seal_artifact
 from veltair.server.engine.worker_process import WorkerProcess, WorkerSetup
 from veltair.server.ipc.block_orders import BlockEnd, Members, Order
+from veltair.server.ipc.forks.fork_server import ForkServer
 from veltair.server.ipc.messages import FromWorker, LoadModels, TenantSpec
 from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
 from veltair.server.ipc.worker_cell import cell_bytes
@@ -20,6 +22,14 @@ from veltair.server.ipc.worker_cell import cell_bytes
 CORES = usable_machine().cores
 
 ALL = (0,) * SPIN_LAYERS
+
+
+_forks = ForkServer("worker")  # of all tests in this process: it ends with it
+
+
+def ready_forks() -> ForkServer:
+    until("a fork server", _forks.is_ready)
+    return _forks
 
 
 class Driven:
@@ -33,7 +43,7 @@ class Driven:
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         size = cell_bytes(len(loaded.manifest.layers), loaded.manifest.max_batch)
         load = LoadModels((spec,), CORES, 2, artifacts={loaded.digest: loaded.files})
-        self.process = WorkerProcess(WorkerSetup(load, fd, self.bell, size))
+        self.process = WorkerProcess(WorkerSetup(load, fd, self.bell, size), ready_forks())
         os.close(fd)
         loaded.files.close()
         self.cell = self.process.cell

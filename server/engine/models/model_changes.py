@@ -125,7 +125,7 @@ class ModelChanges:
             self._fail(message)
         elif message.number in self._served.specs:  # it is of no use: another takes its place
             logger.error("worker %d does not load what is served: %s", worker.pid, message.reason)
-            worker.process.kill()
+            worker.kill()
         self._supervisor.release(worker)
         self.worker_idle(worker, now_ns)
 

@@ -18,5 +18,7 @@ def test_the_workers_are_the_children_of_the_front_s_children(artifacts: Path, t
         front = daemon.process.pid
         found = {worker for engine in children_of(front) for worker in children_of(engine)}
         lines = {child.pid: " ".join(child.cmdline()) for child in psutil.Process(front).children(recursive=True)}
-        assert found == {pid for pid, line in lines.items() if "server.worker" in line}
+        workers = {pid for pid, line in lines.items() if "server.worker" in line}
+        assert found - workers == {pid for pid in found if "fork_server" in lines[pid]}  # which does nothing meanwhile
+        assert workers <= found
         assert len(found) > 1 and all(process_core_ns(worker) > 0 for worker in found)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from veltair.server.engine.worker_supervisor import LONGEST_DELAY_S, WorkerSupervisor
+from veltair.server.ipc.forks.fork_server import ForkServer
 from veltair.server.ipc.messages import LoadModels
 
 pytestmark = pytest.mark.slow
@@ -20,7 +21,7 @@ def test_starts_that_fail_are_tried_again_ever_more_rarely(monkeypatch: pytest.M
     poll = select.epoll()
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     fd = os.memfd_create("tensors")
-    supervisor = WorkerSupervisor(poll, 2, fd, LoadModels((), (0,), 1), 4096, 10**10)
+    supervisor = WorkerSupervisor(poll, 2, fd, LoadModels((), (0,), 1), 4096, 10**10, ForkServer("worker"))
     now_ns, waits = 0, []
     for _ in range(12):
         supervisor.start_missing(now_ns)

@@ -12,6 +12,7 @@ from veltair.server.engine import block_history
 from veltair.server.engine.block_history import BlockHistory
 from veltair.server.front.engine_client import EngineClient
 from veltair.server.ipc.daemon_events import report_nothing
+from veltair.server.ipc.forks.fork_server import ForkServer
 from veltair.server.ipc.messages import EngineReady, EngineStatus
 from veltair.server.ipc.status_records import BlockRecord
 from veltair.server.repository.live_models import LiveModels
@@ -59,6 +60,7 @@ def test_every_block_is_handed_out_once_over_pages_and_engines(monkeypatch: pyte
 
     async def scenario() -> None:
         nonlocal engine
+        monkeypatch.setattr(ForkServer, "is_ready", lambda forks: True)
         client = EngineClient(
             ServeConfig(tenants=(TenantConfig(name="mlp", artifact="mlp"),)), LiveModels(), None, report_nothing
         )

@@ -146,3 +146,22 @@ def test_a_process_with_too_many_open_files_gets_the_message_alone() -> None:
     os.close(file)
     engine.close()
     worker.close()
+
+
+def test_any_number_of_descriptors_is_passed_before_the_first_message() -> None:
+    ours, theirs = socket_pair()
+    sender, receiver = Channel(ours, FromWorker), Channel(theirs, ToEngine)
+    own = [os.eventfd(number) for number in range(1, 21)]
+    sender.pass_descriptors([*own, own[0]])
+    sender.send(AbortQuery(9))
+    passed = receiver.receive_passed()
+    assert list(passed) == own
+    assert not set(passed.values()) & set(own)
+    assert [os.eventfd_read(descriptor) for descriptor in passed.values()] == list(range(1, 21))
+    assert receiver.receive() == AbortQuery(9)
+    for descriptor in (*own, *passed.values()):
+        os.close(descriptor)
+    sender.close()
+    with pytest.raises(ChannelClosedError):
+        receiver.receive_passed()
+    receiver.close()

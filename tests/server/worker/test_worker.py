@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from driven_worker import CORES, Driven
 from example_models import LONG_TURNS, SPIN_LAYERS, spin_state
-from running_engine import WAIT_S, readable
+from running_engine import readable
 
 from veltair.server.ipc.messages import CoresChanged, KernelFailed, ModelsLoaded
 
@@ -85,8 +85,8 @@ def test_an_idle_worker_is_moved_before_it_is_woken_and_only_where_it_must(worke
 
 
 def test_a_worker_that_is_gone_cannot_be_moved_and_need_not(worker: Driven) -> None:
-    worker.process.process.kill()
-    worker.process.process.wait()
+    worker.process.kill()
+    assert readable(worker.process.pidfd)
     worker.process.pin_main_thread(CORES[:1])
 
 
@@ -128,8 +128,8 @@ def test_a_worker_killed_in_a_block_leaves_no_end_and_one_killed_after_it_does(w
     assert readable(worker.bell)
     worker.run(2, LONG_TURNS, CORES)
     worker.reach(1)
-    worker.process.process.kill()
-    worker.process.process.wait()
+    worker.process.kill()
+    assert readable(worker.process.pidfd)
     end = worker.cell.take_end()
     assert end is not None
     assert (end.query, end.stop) == (1, SPIN_LAYERS)
@@ -138,7 +138,9 @@ def test_a_worker_killed_in_a_block_leaves_no_end_and_one_killed_after_it_does(w
 
 def test_it_leaves_when_its_socket_closes(worker: Driven) -> None:
     worker.process.channel.socket.shutdown(2)
-    assert worker.process.process.wait(WAIT_S) == 0
+    assert readable(worker.process.pidfd), "it does not leave"
+    ended = os.waitid(os.P_PIDFD, worker.process.pidfd, os.WEXITED | os.WNOWAIT)
+    assert ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
 
 
 def test_the_worker_has_the_runtime_alone_and_the_other_processes_no_tvm(worker: Driven) -> None:

@@ -1,0 +1,1 @@
+"""Whether the engine is alive: a process can live and not answer."""
