@@ -59,6 +59,20 @@ def table_of(tensor: TensorProto, path: Path) -> NDArray[Any]:
     return _table(tensor, path)
 
 
+def four_bit_values(tensor: TensorProto, path: Path) -> NDArray[Any]:
+    """The values of an INT4 or UINT4 constant in int8 or uint8, wherever they are stored. Raises ModelError."""
+    if any(dim < 0 for dim in tensor.dims):
+        raise ModelError(f"{path}: tensor {tensor.name!r} has a negative dimension: {list(tensor.dims)}")
+    held = tensor
+    if tensor.data_location == TensorProto.EXTERNAL:
+        file, offset, length = _place(tensor, path)
+        with file.open("rb") as stream:
+            stream.seek(offset)
+            held = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+            held.raw_data = stream.read(length)
+    return _table(held, path).astype(np.int8 if tensor.data_type == TensorProto.INT4 else np.uint8)
+
+
 def _check(tensor: TensorProto, path: Path) -> None:
     where = f"{path}: tensor {tensor.name!r}"
     dtype = type_name(tensor.data_type)

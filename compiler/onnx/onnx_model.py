@@ -24,7 +24,12 @@ from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
-from veltair.compiler.onnx.quantised_nodes import QuantisedConstant, find_quantised, separate_quantisation
+from veltair.compiler.onnx.quantised_nodes import (
+    QuantisedConstant,
+    find_quantised,
+    separate_quantisation,
+    widen_four_bits,
+)
 from veltair.compiler.onnx.quantised_tables import extract_quantised_tables
 from veltair.compiler.onnx.recurrent_layout import put_steps_first
 from veltair.compiler.onnx.shape_inference import infer_shapes
@@ -104,6 +109,7 @@ def load_model(
     if fixed:
         fixed.fix(proto, path)
     check_nodes(proto, path)
+    widen_four_bits(proto, path)
     _name_nodes(proto)
     bags = give_bags_rows(proto, bag_room or {}, path)
     if fixed and bags.ragged:

@@ -21,7 +21,7 @@ from veltair.compiler.onnx.folding.element_wise import ELEMENT_WISE
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.onnx_model import OnnxModel
 
-POSITION_WISE = ELEMENT_WISE | {"Expand"}
+POSITION_WISE = ELEMENT_WISE | {"Expand", "QuantizeLinear", "DequantizeLinear"}
 ALONG_AXIS = frozenset({"LogSoftmax", "ArgMax", "ArgMin", "TopK", "Hardmax", "Split", "Concat"})
 # Inputs that may depend on the extent: they show in the shape of the result, or are looked at by themselves.
 LOOKED_AT: Mapping[str, tuple[int, ...]] = {"Reshape": (1,), "Expand": (1,), "Slice": (1, 2, 3, 4), "Gather": (1,)}

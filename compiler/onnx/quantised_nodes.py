@@ -1,22 +1,25 @@
 """Quantised operators as float ones between DequantizeLinear and QuantizeLinear, and quantised constants.
 
 ONNX Runtime's tools write a quantised layer in either form; patterns look for the second one only. Constants are folded
-to floats for whoever multiplies floats; `find_quantised` keeps the integers.
+to floats for whoever multiplies floats; `find_quantised` keeps the integers. Constants of 4 bits become ones of 8.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 
+from veltair.compiler.onnx.constants import all_nodes, four_bit_values
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.node_evaluation import Array
 
 Constants = dict[str, Array]
+EIGHT_BIT_TYPES: Mapping[int, int] = {TensorProto.INT4: TensorProto.INT8, TensorProto.UINT4: TensorProto.UINT8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,33 @@ class QuantisedConstant:
     scale: Array  # (1) or (extent of the axis)
     zero: Array  # likewise
     axis: int
+
+
+def widen_four_bits(proto: onnx.ModelProto, path: Path) -> None:
+    """Store initializers of 4 bits as 8 bits where DequantizeLinear alone reads them: it gives the same floats.
+
+    Nothing behind this knows 4 bits. What other nodes read stays, and `check_tensors` refuses it. Raises ModelError
+    where the data of a tensor does not fill its dimensions.
+    """
+    graph = proto.graph
+    narrow = {tensor.name for tensor in graph.initializer if tensor.data_type in EIGHT_BIT_TYPES}
+    narrow -= {output.name for output in graph.output}
+    nodes = list(all_nodes(graph.node)) if narrow else []
+    left = -1
+    while left != len(narrow):  # a constant and its zero point are of one type
+        left = len(narrow)
+        for node in nodes:
+            read = node.input if node.op_type != "DequantizeLinear" else node.input[1:2]
+            narrow.difference_update(read)
+            whole = narrow.issuperset(name for name in (*node.input[:1], *node.input[2:3]) if name)
+            if node.op_type == "DequantizeLinear" and not whole:
+                narrow.difference_update(node.input)
+    for tensor in graph.initializer:
+        if tensor.name in narrow:
+            tensor.CopyFrom(numpy_helper.from_array(four_bit_values(tensor, path), tensor.name))
+    for value in (*graph.input, *graph.value_info):
+        if value.name in narrow:
+            value.type.tensor_type.elem_type = EIGHT_BIT_TYPES[value.type.tensor_type.elem_type]
 
 
 def find_quantised(graph: onnx.GraphProto, constants: Mapping[str, Array]) -> dict[str, QuantisedConstant]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.quant_utils import add_pre_process_metadata
@@ -24,9 +26,11 @@ from veltair.compiler.onnx.onnx_model import parse_model, up_to_date
 from veltair.compiler.onnx.simplify import describe_error, simplify_model
 from veltair.compiler.quantisation.chosen_nodes import CHOSEN, PRODUCTS, is_quantised, left_in_floats, read_unrounded
 from veltair.compiler.quantisation.samples import Samples, SampleSource, model_inputs, read_samples
-from veltair.errors import ModelError
+from veltair.errors import DataError, ModelError
 
 LARGE_BYTES = 1 << 30  # constants of more than this go to a file beside the model, as a protobuf holds 2 GB
+OVERFLOW = "expected samples whose results are finite; with these, some overflow"
+BAD_SCALE = "scale issue"  # how the tool asserts that a range holds no NaN
 FLOAT_OUTPUTS = ["MatMul", "Gemm"]  # what reads dense layers is mostly no product: they give floats, or round them last
 
 
@@ -52,7 +56,8 @@ def calibrate(path: Path, source: SampleSource, folder: Path, progress: Progress
     source: samples of the model's inputs; see `read_samples`.
 
     Raises ModelError where the file is quantised already, has no product that 8-bit integers compute, or cannot be run
-    on the samples; DataError for samples that are not the model's. The file must have passed `load_model`.
+    on the samples; DataError for samples that are not the model's, or that make it overflow. The file must have passed
+    `load_model`.
     """
     proto = parse_model(path)
     if is_quantised(proto):
@@ -85,13 +90,26 @@ def calibrate(path: Path, source: SampleSource, folder: Path, progress: Progress
                     extra_options={"OpTypesToExcludeOutputQuantization": FLOAT_OUTPUTS},
                 )
         except Exception as error:  # ONNX and ONNX Runtime raise types of their own
+            if isinstance(error, AssertionError) and str(error) == BAD_SCALE:
+                raise DataError(f"{path}: {OVERFLOW}") from None
             raise ModelError(f"{path}: cannot be calibrated: {describe_error(error)}") from None
     made = onnx.load(target, load_external_data=False)
+    _check_scales(made.graph, path)
     read_unrounded(made.graph, ranks)
     kept = {entry.key for entry in made.metadata_props}
     made.metadata_props.extend(entry for entry in metadata if entry.key not in kept)
     onnx.save(made, target)
     return target, samples.runs
+
+
+def _check_scales(graph: onnx.GraphProto, path: Path) -> None:
+    """Raises DataError where samples made a tensor overflow: its range is no number, and neither is its scale."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "QuantizeLinear" and node.input[1] in constants:
+            scale = onnx.numpy_helper.to_array(constants[node.input[1]])
+            if not (np.isfinite(scale).all() and (scale > 0).all()):
+                raise DataError(f"{path}: tensor {node.input[0]!r}: {OVERFLOW}")
 
 
 def _simplified(path: Path, proto: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
@@ -115,10 +133,12 @@ def _ranks(folder: Path) -> dict[str, int]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The tool gives advice by the root logger, which its caller did not ask for."""
+    """The tool gives advice by the root logger, and numpy warns of its NaNs, which its caller did not ask for."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            yield
     finally:
         logging.disable(before)

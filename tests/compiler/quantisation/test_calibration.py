@@ -18,7 +18,7 @@ import veltair
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
 from veltair.compiler.quantisation.calibration import calibrate
-from veltair.errors import ModelError
+from veltair.errors import DataError, ModelError
 from veltair.profiles.artifact.artifact_folder import file_digest, load_artifact
 
 
@@ -91,3 +91,24 @@ def test_files_that_cannot_be_calibrated(tmp_path: Path) -> None:
     ids = {f"ids{i}": np.full((2, 5), 10**6) for i in range(2)}
     with pytest.raises(ModelError, match="cannot be calibrated"):
         calibrate(bag_model(tmp_path / "bags.onnx"), ids, tmp_path)
+
+
+def test_samples_that_overflow(tmp_path: Path) -> None:
+    huge = {"x": np.full((2, 50), 3e38, np.float32)}
+    with pytest.raises(DataError, match="expected samples whose results are finite; with these, some overflow"):
+        calibrate(dense_net(tmp_path / "net.onnx"), huge, tmp_path)
+
+
+def test_beside_an_open_dimension(tmp_path: Path, told: Told) -> None:
+    """Every extent has the scales of the same samples."""
+    rng, node = np.random.default_rng(0), helper.make_node
+    weights = {"w0": rng.standard_normal((8, 12)).astype(np.float32), "w1": np.eye(12, 4, dtype=np.float32)}
+    nodes = [node("MatMul", ["x", "w0"], ["m"]), node("Relu", ["m"], ["r"]), node("MatMul", ["r", "w1"], ["y"])]
+    model = save(tmp_path / "net.onnx", nodes, weights, ["n", "seq", 8], ["n", "seq", 4])
+    samples, out = data(tmp_path / "d.npz", 4, 5, 8), tmp_path / "out"
+    options = ("--trials", 0, "--levels", "model", "--max-batch", 1, "--json", "--dim", "seq=1..6")
+    code, text, errors = told("compile", model, "--out", out, "--precision", "int8", "--calibrate", samples, *options)
+    assert code == 0, errors
+    assert json.loads(text)["int8_layers"] == 2
+    (found,) = veltair.measure_accuracy(out, model, dict(np.load(data(tmp_path / "e.npz", 4, 3, 8))))
+    assert found.cosine > 0.99
