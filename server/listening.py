@@ -41,7 +41,7 @@ def with_descriptors(server: ServerConfig) -> ServerConfig:
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until `end`. Does not handle signals: `serve` does. `HttpServer.of(app, listener, idle_s=300, secret=None)`.
+    """Serves until `end`, and leaves signals to `serve`. `HttpServer.of(app, listener, idle_s=300, secret=None)`.
 
     uvicorn looks ten times a second whether it should end. An idle front would do little else, with cold caches, and
     that cost a sixth of its CPU time at 15 queries a second.
