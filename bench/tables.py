@@ -171,8 +171,8 @@ same cores, and its own CPU time is shown. Triton's engines run DLRM on one thre
     ),
     Section(
         "The way of a query, on an EPYC",
-        """The same on two cores of a Zen 5 whose host left them alone, in one round (`python -m bench.serving.way
---rounds 1`). Peaks are the daemon's for DLRM alone.""",
+        """The same on two cores of a Zen 4, in one round (`python -m bench.serving.way --rounds 1`, without the demo's
+mix). Peaks are of DLRM alone.""",
         lambda: with_environment("epyc/way", way.markdown),
     ),
     Section(
