@@ -17,7 +17,7 @@ UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 WAIT_S = 30.0
 
 
-class Aborted(Exception):
+class AbortedError(Exception):
     pass
 
 
@@ -33,7 +33,7 @@ class Context:
         self.heard.set()
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        raise Aborted(code, details)
+        raise AbortedError(code, details)
 
 
 def ask(name: str) -> Any:
@@ -56,7 +56,7 @@ def test_what_is_gone_serves_no_longer_and_what_never_was_is_unknown() -> None:
     assert asyncio.run(check("a")) == SERVING
     names.remove("a")
     assert asyncio.run(check("a")) == NOT_SERVING and asyncio.run(check("")) == SERVING
-    with pytest.raises(Aborted, match="unknown service 'b'"):
+    with pytest.raises(AbortedError, match="unknown service 'b'"):
         asyncio.run(check("b"))
     checks.end()
     assert asyncio.run(check("")) == NOT_SERVING
