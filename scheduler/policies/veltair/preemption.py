@@ -71,8 +71,8 @@ class Preemption:
     def _find_victim(self, state: SchedulerState, first: ActiveQuery, now_ns: int) -> ActiveQuery | None:
         rest_ns = self._remaining_ns(state, first)
         if first.run is not None:  # what its block takes on the cores that it wanted comes first
-            run = first.run
-            rest_ns = self._later_ns(state, first) + max(run.ends_ns - now_ns, 0) * len(run.core_set) / run.block.cores
+            own = first.run
+            rest_ns = self._later_ns(state, first) + max(own.ends_ns - now_ns, 0) * len(own.core_set) / own.block.cores
         victim, most, waits = None, float(rest_ns), False
         rich, most_spare = None, 0
         for active in state.in_flight.values():
