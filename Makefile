@@ -50,7 +50,7 @@ doctest: $(VENV)/ready
 
 # Side by side, each with its output as it ends, and about as long: what starts daemons mostly waits, the other tests
 # keep a core busy.
-STARTS_DAEMONS := tests/server/daemon tests/server/engine tests/server/front tests/server/worker tests/faults tests/ray
+STARTS_DAEMONS := tests/server/daemon tests/server/engine tests/server/front tests/server/worker tests/faults
 pytest: $(VENV)/ready
 	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target pytest-daemons pytest-others
 
