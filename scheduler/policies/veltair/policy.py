@@ -127,7 +127,8 @@ class Veltair(Policy):
         if not state.free:
             victim = None if first is not None else self._preemption.make_room_to_grow(state, now_ns)
             return None if victim is None else Stop(victim)
-        if (short := self._preemption.find_short(state, now_ns)) is not None and self._slow.fast_free(state):
+        short = self._preemption.find_short(state, now_ns)
+        if short is not None and (first is None or short.due_ns <= first.due_ns) and self._slow.fast_free(state):
             return Grow(short, min(short.missing_cores(now_ns), self._slow.fast_free(state)), self._slow.cores)
         if first is None:
             return self._grow(state, now_ns)
