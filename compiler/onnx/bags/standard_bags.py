@@ -8,10 +8,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from veltair.compiler.onnx.bags.bag_spelling import ExportedBags
+from veltair.compiler.onnx.bags.bag_spelling import REDUCTIONS, ExportedBags
 from veltair.profiles.artifact.ragged_inputs import RaggedInput
 
 PREFIX = "veltair/bag/"  # of names that are added
+OPERATORS = {reduce: operator for operator, reduce in REDUCTIONS.items()}
 REDUCTIONS_WITH_INPUTS = 18  # the opset from which axes of all reductions are an input; of ReduceSum they always are
 
 
@@ -59,8 +60,7 @@ def reduce_rows(bag: ExportedBags, ragged: RaggedInput | None, opset: int) -> It
         yield node("Not", [f"{own}padding"], f"{own}others")
         yield node("Unsqueeze", [f"{own}others", f"{PREFIX}last"], conditions[-1])
     if not conditions:
-        op = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax"}[bag.reduce]
-        yield reduction(op, rows, bag.output, keepdims=0)
+        yield reduction(OPERATORS[bag.reduce], rows, bag.output, keepdims=0)
         return
     inside = conditions[0]
     if len(conditions) > 1:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +10,22 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
-import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from numpy.typing import NDArray
 from ragged_models import ROOM, Feeds, exported, session
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from served_bags import (
+    ask_at_once,
+    check_random_payloads,
+    check_that_batches_were_shared,
+    check_that_both_protocols_refuse,
+    sent,
+    start,
+)
 
 import veltair
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.verify import verify
-from veltair.errors import ModelError, RequestError
-from veltair.loadgen.client import TensorMetadata
-from veltair.loadgen.model_config import build_metadata
-from veltair.loadgen.payloads import draw_payloads
+from veltair.errors import ModelError
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.artifact.consistency import find_inconsistency
 
@@ -72,8 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def daemon(folder: Path) -> Iterator[veltair.Daemon]:
-    tenants = [veltair.TenantConfig(name=name, artifact=str(folder / name), qos_ms=60_000.0) for name in SERVED]
-    with veltair.serve(tenants, workers=1) as started:
+    with start(folder, SERVED) as started:
         yield started
 
 
@@ -119,14 +118,6 @@ def test_a_matrix_of_another_width_is_no_matrix_of_bags(tmp_path: Path) -> None:
         load_model(tmp_path / "model.onnx", MAX_BATCH)
 
 
-def sent(api: Any, feeds: dict[str, Any]) -> list[Any]:
-    found = []
-    for name, value in feeds.items():
-        found.append(api.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype)))
-        found[-1].set_data_from_numpy(value)
-    return found
-
-
 @pytest.mark.parametrize("name", SERVED)
 def test_queries_of_many_clients_share_batches(daemon: veltair.Daemon, name: str) -> None:
     reference, rng = session(exported(MODELS[name])), np.random.default_rng(5)
@@ -135,21 +126,12 @@ def test_queries_of_many_clients_share_batches(daemon: veltair.Daemon, name: str
     for feeds in queries[::7]:
         feeds[bounds] = feeds[bounds] + 1
 
-    def ask(feeds: Any) -> Any:
-        try:
-            return client.infer(name, feeds).outputs["y"]
-        except RequestError as error:
-            return str(error)
-
-    with veltair.Client(f"grpc://{daemon.grpc}") as client, ThreadPoolExecutor(16) as pool:
-        for i, (feeds, found) in enumerate(zip(queries, pool.map(ask, queries), strict=True)):
-            if i % 7 == 0:
-                assert isinstance(found, str) and f"input '{bounds}'" in found
-            else:
-                np.testing.assert_allclose(found, reference.run(None, feeds)[0], atol=1e-4)
-    with urllib.request.urlopen(f"http://{daemon.http}/v2/models/{name}/stats") as answer:
-        stats = json.load(answer)["model_stats"][0]
-    assert stats["execution_count"] < stats["inference_stats"]["success"]["count"]
+    for i, (feeds, found) in enumerate(zip(queries, ask_at_once(daemon, name, queries), strict=True)):
+        if i % 7 == 0:
+            assert isinstance(found, str) and f"input '{bounds}'" in found
+        else:
+            np.testing.assert_allclose(found, reference.run(None, feeds)[0], atol=1e-4)
+    check_that_batches_were_shared(daemon, name)
     with triton_http.InferenceServerClient(daemon.http) as http:
         found = http.infer(name, sent(triton_http, queries[1])).as_numpy("y")
         np.testing.assert_allclose(found, reference.run(None, queries[1])[0], atol=1e-4)
@@ -177,25 +159,12 @@ LIES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("feeds", "message"), LIES)
 def test_lies_about_features_are_refused(daemon: veltair.Daemon, feeds: Any, message: str) -> None:
-    for api, address in ((triton_http, daemon.http), (triton_grpc, daemon.grpc)):
-        with api.InferenceServerClient(address) as client:
-            with pytest.raises(InferenceServerException, match=message) as refused:
-                client.infer("keyed", sent(api, feeds))
-            assert refused.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
+    check_that_both_protocols_refuse(daemon, "keyed", feeds, message)
 
 
-def test_random_payloads_fit(daemon: veltair.Daemon) -> None:
-    def told(path: str) -> Any:
-        with urllib.request.urlopen(f"http://{daemon.http}/v2/models/{path}") as answer:
-            return json.load(answer)
-
-    with veltair.Client(f"grpc://{daemon.grpc}") as client:
-        for name in SERVED:
-            inputs = [TensorMetadata(i["name"], i["datatype"], tuple(i["shape"])) for i in told(name)["inputs"]]
-            parameters = {key: value["string_value"] for key, value in told(f"{name}/config")["parameters"].items()}
-            meta = build_metadata(name, inputs, parameters)
-            for payload in draw_payloads(meta, (1, MAX_BATCH), np.random.default_rng(0)):
-                assert np.isfinite(client.infer(name, payload).outputs["y"]).all()
+@pytest.mark.parametrize("name", SERVED)
+def test_random_payloads_fit(daemon: veltair.Daemon, name: str) -> None:
+    check_random_payloads(daemon, name, (1, MAX_BATCH))
 
 
 @pytest.mark.parametrize(

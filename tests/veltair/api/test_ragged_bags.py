@@ -6,7 +6,6 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,19 @@ import tritonclient.http as triton_http
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged_models import EXPORTERS, ROOM, bags, exported, ranked, scores, session
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from served_bags import (
+    ask_at_once,
+    check_random_payloads,
+    check_that_batches_were_shared,
+    check_that_both_protocols_refuse,
+    sent,
+    start,
+)
 
 import veltair
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.verify import verify
 from veltair.errors import ModelError, RequestError
-from veltair.loadgen.client import TensorMetadata
-from veltair.loadgen.model_config import build_metadata
-from veltair.loadgen.payloads import draw_payloads
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.artifact.consistency import find_inconsistency
 
@@ -55,8 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def daemon(folder: Path) -> Iterator[veltair.Daemon]:
-    tenants = [veltair.TenantConfig(name=name, artifact=str(folder / name), qos_ms=60_000.0) for name in MODELS]
-    with veltair.serve(tenants, workers=1) as started:
+    with start(folder, MODELS) as started:
         yield started
 
 
@@ -102,14 +104,6 @@ def test_other_forms_are_found(kind: str, exporter: str, tmp_path: Path) -> None
         load_model(path, bag_room={"clicks": 3})
 
 
-def sent(api: Any, feeds: dict[str, Any]) -> list[Any]:
-    found = []
-    for name, value in feeds.items():
-        found.append(api.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype)))
-        found[-1].set_data_from_numpy(value)
-    return found
-
-
 @pytest.mark.parametrize("api", CLIENTS)
 def test_stock_clients(daemon: veltair.Daemon, folder: Path, api: Any) -> None:
     address = daemon.http if api is triton_http else daemon.grpc
@@ -128,21 +122,12 @@ def test_queries_of_many_clients_at_once(daemon: veltair.Daemon, folder: Path) -
     for feeds in queries[::7]:
         feeds["tag_offsets"] = feeds["tag_offsets"] + 1
 
-    def ask(feeds: Any) -> Any:
-        try:
-            return client.infer("ranker", feeds).outputs["y"]
-        except RequestError as error:
-            return str(error)
-
-    with veltair.Client(f"grpc://{daemon.grpc}") as client, ThreadPoolExecutor(16) as pool:
-        for i, (feeds, found) in enumerate(zip(queries, pool.map(ask, queries), strict=True)):
-            if i % 7 == 0:
-                assert "begins with 1; expected 0" in found
-            else:
-                np.testing.assert_allclose(found, reference.run(None, feeds)[0], atol=1e-5)
-    with urllib.request.urlopen(f"http://{daemon.http}/v2/models/ranker/stats") as answer:
-        stats = json.load(answer)["model_stats"][0]
-    assert stats["execution_count"] < stats["inference_stats"]["success"]["count"]
+    for i, (feeds, found) in enumerate(zip(queries, ask_at_once(daemon, "ranker", queries), strict=True)):
+        if i % 7 == 0:
+            assert "begins with 1; expected 0" in found
+        else:
+            np.testing.assert_allclose(found, reference.run(None, feeds)[0], atol=1e-5)
+    check_that_batches_were_shared(daemon, "ranker")
 
 
 IDS = np.array([1, 2, 3])
@@ -179,11 +164,7 @@ def test_lies_are_refused(daemon: veltair.Daemon, folder: Path, name: str, feeds
     feeds = {key: np.asarray(value, None if len(value) else np.int64) for key, value in feeds.items()}
     with veltair.load(folder / name, threads=1) as model, pytest.raises(RequestError, match=message):
         model(feeds)
-    for api, address in ((triton_http, daemon.http), (triton_grpc, daemon.grpc)):
-        with api.InferenceServerClient(address) as client:
-            with pytest.raises(InferenceServerException, match=message) as refused:
-                client.infer(name, sent(api, feeds))
-            assert refused.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
+    check_that_both_protocols_refuse(daemon, name, feeds, message)
 
 
 def test_a_plain_json_body(daemon: veltair.Daemon) -> None:
@@ -202,19 +183,9 @@ def test_a_plain_json_body(daemon: veltair.Daemon) -> None:
         assert answer.code == 400
 
 
-def test_random_payloads_fit(daemon: veltair.Daemon) -> None:
-    def told(path: str) -> Any:
-        with urllib.request.urlopen(f"http://{daemon.http}/v2/models/{path}") as answer:
-            return json.load(answer)
-
-    with veltair.Client(f"grpc://{daemon.grpc}") as client:
-        for name in MODELS:
-            inputs = [TensorMetadata(i["name"], i["datatype"], tuple(i["shape"])) for i in told(name)["inputs"]]
-            parameters = {key: value["string_value"] for key, value in told(f"{name}/config")["parameters"].items()}
-            meta = build_metadata(name, inputs, parameters)
-            assert meta.bags
-            for payload in draw_payloads(meta, (1, MAX_BATCH), np.random.default_rng(0)):
-                assert np.isfinite(client.infer(name, payload).outputs["y"]).all()
+@pytest.mark.parametrize("name", MODELS)
+def test_random_payloads_fit(daemon: veltair.Daemon, name: str) -> None:
+    check_random_payloads(daemon, name, (1, MAX_BATCH))
 
 
 def test_what_is_none_of_these_is_refused(tmp_path: Path) -> None:
