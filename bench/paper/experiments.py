@@ -56,6 +56,8 @@ TRIAL_WIDTH, PEAK_WIDTH = 0.05, 0.02  # of the final bracket, relative to its lo
 STEP, GIVE_UP = 1.08, 0.2  # from one factor to the next before there is a bracket; the share of the first to go down to
 TRIAL = 300  # of one run that only searches the best share
 Steps: TypeAlias = Generator[float, bool, Any]  # factors on the rates to try; gets whether each held
+# (planned share, seeds, queries, factors) -> the best trial that held
+Search: TypeAlias = Callable[[float, Sequence[int], int, Steps], RateTrial | None]
 FIXED_SHARE = {"prema", "veltair"}  # one takes all cores, the other leaves a part of the target unplanned itself
 RESNET_MS = 15.0
 
@@ -99,13 +101,7 @@ def peak(
         simulation = with_load(base, planned_share=share, domain_aware=aware, queries=queries)
         return search_peak(simulation, name, seeds, steps, pooled=pooled)
 
-    def trial(share: float) -> float:
-        held = search(share, CHOOSING, TRIAL, bisect_scale(TRIAL_WIDTH))
-        trials[str(share)] = held.qps if held else 0.0
-        return held.scale if held else 0.0
-
-    trials: dict[str, float] = {}
-    share, near = (1.0, trial(1.0)) if policy in FIXED_SHARE else best_share(trial)
+    share, near, trials = choose_share(policy, search)
     seeds, queries = (SEEDS[:1], SMALL) if small else (SEEDS, QUERIES)
     held = search(share, seeds, queries, bracket_scale(near or 1.0))
     common = (workload, policy, percentile, versions, pooled, share, trials)
@@ -127,6 +123,20 @@ def search_peak(
             scale = steps.send(tried.held)
         except StopIteration:
             return best
+
+
+def choose_share(policy: str, search: Search) -> tuple[float, float, dict[str, float]]:
+    """Returns the share of each target that suits the policy best, the factor on the rates at which it held then, and
+    the peaks in QPS by share that were tried. Other seeds choose than those that score."""
+    trials: dict[str, float] = {}
+
+    def trial(share: float) -> float:
+        held = search(share, CHOOSING, TRIAL, bisect_scale(TRIAL_WIDTH))
+        trials[str(share)] = held.qps if held else 0.0
+        return held.scale if held else 0.0
+
+    share, near = (1.0, trial(1.0)) if policy in FIXED_SHARE else best_share(trial)
+    return share, near, trials
 
 
 def best_share(trial: Callable[[float], float]) -> tuple[float, float]:

@@ -23,10 +23,10 @@ import numpy as np
 from bench.paper.experiment_cache import Call, run
 from bench.paths import RESULTS
 from bench.policies import seed_peaks
+from bench.policies.seed_peaks import OURS
 from veltair.machine.environment import describe_environment
 from veltair.scheduler.policies.by_name import POLICIES
 
-OURS = "veltair"
 RESAMPLES = 10_000  # of a bootstrap
 LIKELY = (2.5, 97.5)  # percentiles of the resampled means: 95 %
 

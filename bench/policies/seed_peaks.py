@@ -5,23 +5,14 @@ Policies are the daemon's own, by their names there; all read the paper as `benc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from bench.paper.experiments import (
-    CHOOSING,
-    FIXED_SHARE,
-    QUERIES,
-    TRIAL,
-    TRIAL_WIDTH,
-    best_share,
-    bracket_scale,
-    search_peak,
-    with_load,
-    workload_simulation,
-)
+from bench.paper import experiments
+from bench.paper.experiments import QUERIES, Steps, bracket_scale, search_peak, with_load, workload_simulation
 from bench.paper.readings import TEXT, policy_name, versions_for
-from veltair.loadgen.peak import bisect_scale
-from veltair.simulation.simulation import Simulation
+from veltair.simulation.peak_search import RateTrial
 
 OURS = "veltair"
 VERSIONS = 5  # of a layer
@@ -36,25 +27,19 @@ class ChosenShare:
 
 
 def choose_share(workload: str, policy: str, percentile: float) -> ChosenShare:
-    tried: dict[float, float] = {}
-
-    def trial(share: float) -> float:
-        simulation = _simulation(workload, policy, percentile, share, TRIAL)
-        held = search_peak(simulation, policy_name(policy, TEXT), CHOOSING, bisect_scale(TRIAL_WIDTH))
-        tried[share] = held.scale if held else 0.0
-        return tried[share]
-
-    share, scale = (1.0, trial(1.0)) if policy in FIXED_SHARE else best_share(trial)
+    share, scale, _ = experiments.choose_share(policy, partial(_search, workload, policy, percentile))
     return ChosenShare(share, scale)
 
 
 def peak_qps(workload: str, policy: str, percentile: float, share: float, near: float, seed: int) -> float:
     """Answered queries per second of all tenants; 0 where no rate holds."""
-    simulation = _simulation(workload, policy, percentile, share, QUERIES)
-    held = search_peak(simulation, policy_name(policy, TEXT), (seed,), bracket_scale(near or 1.0))
+    held = _search(workload, policy, percentile, share, (seed,), QUERIES, bracket_scale(near or 1.0))
     return held.qps if held else 0.0
 
 
-def _simulation(workload: str, policy: str, percentile: float, share: float, queries: int) -> Simulation:
+def _search(
+    workload: str, policy: str, percentile: float, share: float, seeds: Sequence[int], queries: int, steps: Steps
+) -> RateTrial | None:
     base = workload_simulation(workload, percentile, versions_for(policy, TEXT, VERSIONS))
-    return with_load(base, planned_share=share, domain_aware=policy == OURS, queries=queries)
+    simulation = with_load(base, planned_share=share, domain_aware=policy == OURS, queries=queries)
+    return search_peak(simulation, policy_name(policy, TEXT), seeds, steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 
 from veltair.errors import RefusalReason
@@ -128,10 +128,12 @@ class Veltair(Policy):
             victim = None if first is not None else self._preemption.make_room_to_grow(state, now_ns)
             return None if victim is None else Stop(victim)
         short = self._preemption.find_short(state, now_ns)
-        if short is not None and (first is None or short.due_ns <= first.due_ns) and self._slow.fast_free(state):
-            return Grow(short, min(short.missing_cores(now_ns), self._slow.fast_free(state)), self._slow.cores)
+        if short is not None and (first is None or short.due_ns <= first.due_ns):
+            grow = self._grow(state, [short], now_ns)
+            if grow is not None:
+                return grow
         if first is None:
-            return self._grow(state, now_ns)
+            return self._grow(state, state.wanting_cores(), now_ns)
         return None if self._slow.is_worth_waiting(state, first, now_ns) else self._start(state, first, now_ns)
 
     def _has_no_rival(self, state: SchedulerState) -> bool:
@@ -156,9 +158,10 @@ class Veltair(Policy):
             self._preemption.forget(member.query.id)
         return step
 
-    def _grow(self, state: SchedulerState, now_ns: int) -> Grow | None:
+    def _grow(self, state: SchedulerState, wanting: Collection[ActiveQuery], now_ns: int) -> Grow | None:
+        """Free cores for the first of these whose block can still use them."""
         free = self._slow.fast_free(state)
-        for active in state.wanting_cores() if free else ():
+        for active in wanting if free else ():
             if missing := active.missing_cores(now_ns):
                 return Grow(active, min(missing, free), self._slow.cores)
         return None

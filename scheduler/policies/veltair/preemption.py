@@ -44,8 +44,8 @@ class Preemption:
 
     def make_room_to_grow(self, state: SchedulerState, now_ns: int) -> ActiveQuery | None:
         """The query whose block is to stop for a running one that has fewer cores than it wanted: the one with the most
-        cores beyond those on which it is in time; or, for one that would be late on the cores that it has, the one that
-        can wait.
+        cores beyond those on which it is in time. A running one that would be late on the cores that it has may also
+        stop one that can wait.
         """
         for active in state.wanting_cores():
             if active.missing_cores(now_ns) and (victim := self.make_room(state, active, now_ns)) is not None:
@@ -69,11 +69,10 @@ class Preemption:
         return self._remaining_ns(state, active) if active.next_layer < active.costs.layers else 0.0
 
     def _find_victim(self, state: SchedulerState, first: ActiveQuery, now_ns: int) -> ActiveQuery | None:
-        rest_ns = self._remaining_ns(state, first)
-        if first.run is not None:  # what its block takes on the cores that it wanted comes first
-            own = first.run
-            rest_ns = self._later_ns(state, first) + max(own.ends_ns - now_ns, 0) * len(own.core_set) / own.block.cores
-        victim, most, waits = None, float(rest_ns), False
+        rest_ns = self._later_ns(state, first)
+        if (own := first.run) is not None:  # what is left of its block takes so long on the cores that it wanted
+            rest_ns += max(own.ends_ns - now_ns, 0) * len(own.core_set) / own.block.cores
+        victim, most, waits = None, rest_ns, False
         rich, most_spare = None, 0
         for active in state.in_flight.values():
             run = active.run
