@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Annotated, Literal, Protocol, TypeAlias
+from typing import Annotated, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -130,6 +130,21 @@ class ModelMetadata:
     max_batch: int | None = None  # None: the server does not say
     dimension: ChosenDimension | None = None  # None: the server tells of none
     bags: tuple[RaggedBags, ...] = ()
+
+
+class CallSettings(NamedTuple):
+    """What it takes to make a client's infer calls by other means.
+
+    >>> CallSettings("http", "::1", 8000, connections=4, timeout_s=10.0).port
+    8000
+    """
+
+    protocol: Literal["grpc", "http"]
+    host: str  # a numeric address, which has been connected to
+    port: int
+    connections: int
+    timeout_s: float
+    head: bytes = b""  # gRPC: the header block of each call
 
 
 class InferenceClient(Protocol):

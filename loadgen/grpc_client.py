@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any, NamedTuple
+from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
 from veltair.errors import ConfigError
 from veltair.grpc.client import CallLostError, GrpcChannel, StatusError, encode_request_head
 from veltair.grpc.http2.frames import message_prefix
-from veltair.loadgen.client import ModelMetadata, Outcome, Payload, Response, SharedTensor, TensorMetadata
+from veltair.loadgen.client import (
+    CallSettings,
+    ModelMetadata,
+    Outcome,
+    Payload,
+    Response,
+    SharedTensor,
+    TensorMetadata,
+)
 from veltair.loadgen.model_config import build_metadata
 from veltair.loadgen.payloads import encode_tensor
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 MAX_ERROR = 300  # characters of an error that are kept
 REFUSALS = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
-
-
-class CallSettings(NamedTuple):
-    """What it takes to make the client's infer calls by other means.
-
-    >>> CallSettings("::1", 8001, head=b"...", connections=4, timeout_s=10.0).port
-    8001
-    """
-
-    host: str  # a numeric address, which has been connected to
-    port: int
-    head: bytes  # the header block of each call
-    connections: int
-    timeout_s: float
 
 
 class GrpcClient:
@@ -67,7 +61,7 @@ class GrpcClient:
 
     @property
     def call_settings(self) -> CallSettings:
-        return CallSettings(*self._peer, self._infer_head, len(self._channels), self._timeout_s)
+        return CallSettings("grpc", *self._peer, len(self._channels), self._timeout_s, self._infer_head)
 
     async def close(self) -> None:
         for channel in self._channels:

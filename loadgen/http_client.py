@@ -12,7 +12,15 @@ from typing import Any
 from urllib.parse import quote
 
 from veltair.errors import ConfigError
-from veltair.loadgen.client import ModelMetadata, Outcome, Payload, Response, SharedTensor, TensorMetadata
+from veltair.loadgen.client import (
+    CallSettings,
+    ModelMetadata,
+    Outcome,
+    Payload,
+    Response,
+    SharedTensor,
+    TensorMetadata,
+)
 from veltair.loadgen.model_config import build_metadata
 from veltair.loadgen.payloads import encode_tensor
 
@@ -78,6 +86,14 @@ class HttpConnection(asyncio.Protocol):
         what = "connection closed before an answer" if fresh else "connection closed in the middle of an answer"
         self._fail(StaleConnectionError(what) if fresh else BrokenResponseError(what))
 
+    @property
+    def peer(self) -> tuple[str, int]:
+        """The numeric address, and the port. Raises BrokenResponseError before it is connected."""
+        if self._transport is None:
+            raise BrokenResponseError("not connected")
+        host, port = self._transport.get_extra_info("peername")[:2]
+        return host, port
+
     def abort(self) -> None:
         self.usable = False
         if self._transport is not None:
@@ -141,6 +157,7 @@ class HttpClient:
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
         self._host, self._port, self._timeout_s = host, port, timeout_s
         self._authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._connections, self._peer = 0, (host, port)
         self._idle: list[HttpConnection] = []  # the last used one on top: the server may close the others
 
     async def open(self, connections: int) -> None:
@@ -152,6 +169,11 @@ class HttpClient:
             raise ConfigError(
                 f"load.target: cannot reach http://{self._authority}: {error.strerror or str(error) or 'timeout'}"
             ) from None
+        self._connections, self._peer = connections, self._idle[-1].peer
+
+    @property
+    def call_settings(self) -> CallSettings:
+        return CallSettings("http", *self._peer, self._connections, self._timeout_s)
 
     async def close(self) -> None:
         while self._idle:
@@ -161,7 +183,7 @@ class HttpClient:
         path = f"/v2/models/{quote(model, safe='')}"
         status, meta = await self._call("GET", path)
         if status != 200:
-            raise ConfigError(f"model `{model}`: the server answered {status} {_error_text(meta)}")
+            raise ConfigError(f"model `{model}`: the server answered {status} {error_text(meta)}")
         _, config = await self._call("GET", f"{path}/config")
         try:
             inputs = [
@@ -181,7 +203,7 @@ class HttpClient:
         path = f"/v2/systemsharedmemory/region/{quote(region, safe='')}/register"
         status, body = await self._call("POST", path, json.dumps({"key": key, "byte_size": size_bytes}).encode())
         if status != 200:
-            raise ConfigError(f"load.shared_memory: the server answered {status} {_error_text(body)}")
+            raise ConfigError(f"load.shared_memory: the server answered {status} {error_text(body)}")
 
     async def unregister(self, region: str) -> None:
         with contextlib.suppress(ConfigError):
@@ -218,7 +240,7 @@ class HttpClient:
         if status == 200:
             return Response(Outcome.OK)
         outcome = Outcome.REFUSED if status in REFUSALS else Outcome.ERROR
-        return Response(outcome, f"{status} {_error_text(body)}")
+        return Response(outcome, f"{status} {error_text(body)}")
 
     async def _call(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         head = f"{method} {path} HTTP/1.1\r\nHost: {self._authority}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -261,7 +283,7 @@ class HttpClient:
         return connection
 
 
-def _error_text(body: bytes) -> str:
+def error_text(body: bytes) -> str:
     """The `error` of a body in the protocol's form for errors, or the start of another body."""
     try:
         document: Any = json.loads(body)

@@ -1,4 +1,4 @@
-"""Sends a schedule over gRPC in one native thread, which takes a tenth of the CPU time of the sender in Python.
+"""Sends a schedule over gRPC or HTTP in one native thread, which takes far less CPU time than the sender in Python.
 
 `run_open_loop` is the reference: the same queries leave at the same times and end in the same outcomes. The C side is
 in `native/`: `sender.h` has the layouts that are repeated here.
@@ -23,12 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.errors import VeltairError
-from veltair.loadgen.client import Outcome
-from veltair.loadgen.grpc_client import MAX_ERROR, REFUSALS, CallSettings
+from veltair.loadgen.client import CallSettings, Outcome
+from veltair.loadgen.grpc_client import MAX_ERROR, REFUSALS
+from veltair.loadgen.http_client import REFUSALS as HTTP_REFUSALS
+from veltair.loadgen.http_client import error_text
 from veltair.loadgen.open_loop import STOPPED_EARLY, ArrivalSchedule, RunCounts, Trace
 from veltair.loadgen.tenant_streams import TenantStream
 
-TEXTS, TEXT_BYTES = 64, 1024  # distinct error texts that are kept of a tenant
+TEXTS, TEXT_BYTES = 64, 4096  # distinct error texts that are kept of a tenant
+PROTOCOLS = ("grpc", "http")
 STOP, END = 1, 2  # written to the eventfd
 STATUS_NAMES: dict[int, str] = {status.value[0]: status.name for status in grpc.StatusCode}
 RECORD = np.dtype(
@@ -39,13 +42,17 @@ RECORD = np.dtype(
 class QueryEnd(IntEnum):
     """How a query ended: `query_end` of `sender.h`."""
 
-    UNSENT, ANSWERED, NO_STATUS, RESET, LOST, TOO_LARGE, TIMED_OUT, UNCONNECTED, NO_HTTP2, STOPPED = range(10)
+    UNSENT, ANSWERED, RESPONDED, NO_STATUS, RESET, LOST, TOO_LARGE, TIMED_OUT, UNCONNECTED, NO_HTTP2, STOPPED = range(
+        11
+    )
+    LOST_BEFORE, LOST_WITHIN, NO_HTTP, NO_STATUS_LINE, BAD_LENGTH, NO_LENGTH, TOO_LONG = range(11, 18)
 
 
 class _Load(ctypes.Structure):
     """`load` of `sender.h`."""
 
     _fields_ = (
+        ("protocol", ctypes.c_int64),
         ("queries", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("arrival_ns", "tenant", "request", "data", "size")),
         ("head", ctypes.c_char_p),
@@ -100,6 +107,7 @@ class NativeRun:
         }
         self._kept = (requests, counts)
         self._load = _Load(
+            protocol=PROTOCOLS.index(calls.protocol),
             queries=count,
             head=calls.head,
             head_size=len(calls.head),
@@ -167,8 +175,11 @@ class NativeRun:
         return self._texts[stream, number - 1].tobytes().rstrip(b"\0").decode("latin-1") if number else ""
 
     def _reason(self, end: QueryEnd, code: int, text: str, announced_bytes: int) -> str:
-        """In the words of `GrpcClient.send`."""
+        """In the words of `GrpcClient.send` and `HttpClient.send`."""
+        shown = text.encode("latin-1")
         match end:
+            case QueryEnd.RESPONDED:
+                return f"{code} {error_text(shown)}"
             case QueryEnd.ANSWERED:
                 return f"{STATUS_NAMES[code]} {' '.join(unquote(text).split())}"[:MAX_ERROR]
             case QueryEnd.NO_STATUS:
@@ -185,6 +196,20 @@ class NativeRun:
                 return str(OSError(code, os.strerror(code)))
             case QueryEnd.NO_HTTP2:
                 return "it speaks no HTTP/2"
+            case QueryEnd.LOST_BEFORE:
+                return "connection closed before an answer"
+            case QueryEnd.LOST_WITHIN:
+                return "connection closed in the middle of an answer"
+            case QueryEnd.NO_HTTP:
+                return f"not HTTP: {shown!r}"
+            case QueryEnd.NO_STATUS_LINE:
+                return f"not an HTTP status line: {shown!r}"
+            case QueryEnd.BAD_LENGTH:
+                return f"content-length: {shown!r}"
+            case QueryEnd.NO_LENGTH:
+                return "an answer without content-length"
+            case QueryEnd.TOO_LONG:
+                return "more bytes than content-length"
             case _:
                 return STOPPED_EARLY
 
@@ -197,8 +222,10 @@ def outcomes_of(records: NDArray[np.void]) -> NDArray[np.int8]:
     """
     end, code = records["end"], records["code"]
     answered = end == QueryEnd.ANSWERED
+    responded = end == QueryEnd.RESPONDED
     refused = answered & np.isin(code, [number for number, name in STATUS_NAMES.items() if name in REFUSALS])
-    kinds = [end == QueryEnd.UNSENT, answered & (code == 0), refused]
+    refused |= responded & np.isin(code, HTTP_REFUSALS)
+    kinds = [end == QueryEnd.UNSENT, answered & (code == 0) | responded & (code == 200), refused]
     return np.select(kinds, [Outcome.UNSENT, Outcome.OK, Outcome.REFUSED], Outcome.ERROR).astype(np.int8)
 
 

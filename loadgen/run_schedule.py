@@ -1,4 +1,4 @@
-"""Chooses the sender of a schedule: the native one for gRPC, the one in Python for everything else."""
+"""Chooses the sender of a schedule: the native one where it was built, else the one in Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from veltair.loadgen import native_sender
 from veltair.loadgen.client import InferenceClient
 from veltair.loadgen.grpc_client import GrpcClient
+from veltair.loadgen.http_client import HttpClient
 from veltair.loadgen.open_loop import ArrivalSchedule, RunCounts, Trace, run_open_loop
+from veltair.loadgen.shared_memory_client import SharedMemoryClient
 from veltair.loadgen.tenant_streams import TenantStream
 
 
@@ -29,6 +31,7 @@ async def run_schedule(
         counts: written during the run, for whoever shows its progress.
     """
     counts = counts or RunCounts()
-    if isinstance(client, GrpcClient) and native_sender.is_available():
-        return await native_sender.NativeRun(client.call_settings, streams, schedule, counts).run(stop)
+    wrapped = client.client if isinstance(client, SharedMemoryClient) else client
+    if isinstance(wrapped, GrpcClient | HttpClient) and native_sender.is_available():
+        return await native_sender.NativeRun(wrapped.call_settings, streams, schedule, counts).run(stop)
     return await run_open_loop(client, streams, schedule, stop, counts)

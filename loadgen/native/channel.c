@@ -1,20 +1,26 @@
+/* Queries over gRPC. A channel is one connection to the server, made again after it was lost, and the queries that wait
+ * for it. The C counterpart of GrpcChannel and ServerConnection in veltair/grpc/client.py. */
 #define _GNU_SOURCE
-#include "channel.h"
-
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "http2.h"
+#include "transport.h"
 
 enum { REFUSED_STREAM = 7, CANCEL = 8, LARGEST_STATUS = 16 };
 enum { PIECES = 128 }; /* of the output in one system call */
 enum { READS = 16 }; /* in a row from one connection: other queries are due meanwhile */
 #define MAX_RESPONSE_BYTES ((size_t)INT32_MAX) /* protobuf has no larger message */
+
+typedef struct {
+  sender *sender;
+  connection *connection; /* NULL: the next query makes one */
+  call *first, *last;     /* queries that wait for the connection, or for a stream of it */
+} channel;
 
 struct connection {
   connection *next;
@@ -30,22 +36,10 @@ struct connection {
   bool over;
 };
 
-int64_t now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
-
-static query_record *record_of(const sender *s, const call *query) { return &s->load->records[query - s->calls]; }
-
-static void finish(sender *s, const call *query, query_end end, int64_t code) {
-  query_record *record = record_of(s, query);
-  if (record->end != UNSENT) return;
-  record->end = end;
-  record->code = (int32_t)code;
-  record->done_ns = now_ns() - s->start_ns;
-  __atomic_store_n(&s->load->counts[DONE], ++s->done, __ATOMIC_RELAXED);
-}
+struct connections {
+  connection *first; /* those of the channels, and those whose server leaves */
+  channel channels[];
+};
 
 static void wait_in_front(channel *c, call *query) {
   query->next = c->first;
@@ -85,16 +79,6 @@ static int number(const hpack_field *field, int largest) {
   return found > largest ? -1 : found;
 }
 
-static int32_t keep_text(const load *l, int64_t tenant, const hpack_field *field) {
-  const size_t size = field->value_size < TEXT_BYTES ? field->value_size : TEXT_BYTES - 1;
-  char *text = l->texts + tenant * TEXTS * TEXT_BYTES;
-  for (int i = 1; i <= TEXTS; i++, text += TEXT_BYTES) {
-    if (!text[0]) memcpy(text, field->value, size);
-    if (!memcmp(text, field->value, size) && !text[size]) return i;
-  }
-  return TEXTS + 1;
-}
-
 static void headers(void *owner, h2_stream *stream, const hpack_field *fields, int count) {
   const sender *s = ((connection *)owner)->channel->sender;
   call *query = h2_context(stream);
@@ -104,9 +88,7 @@ static void headers(void *owner, h2_stream *stream, const hpack_field *fields, i
     if (is(field, ":status")) query->http_status = (int16_t)number(field, INT16_MAX);
     if (is(field, "grpc-message") && field->value_size) message = field;
   }
-  if (message && query->status != 0) {
-    record_of(s, query)->text = keep_text(s->load, s->load->tenant[query - s->calls], message);
-  }
+  if (message && query->status != 0) keep_text(s, query, message->value, message->value_size);
 }
 
 static void message(void *owner, h2_stream *stream, uint8_t *data, size_t size, bool compressed) {
@@ -166,12 +148,7 @@ static const h2_handler handler = {
 
 /* Channels */
 
-static void watch(const connection *c, int operation, uint32_t events) {
-  struct epoll_event event = {.events = events, .data.ptr = (void *)c};
-  epoll_ctl(c->channel->sender->epoll, operation, c->socket, &event);
-}
-
-void channel_connect(channel *channel) {
+static void channel_connect(channel *channel) {
   sender *s = channel->sender;
   connection *c = calloc(1, sizeof *c);
   static const h2_limits limits = {MAX_RESPONSE_BYTES, H2_STREAMS, H2_HEADER_BYTES};
@@ -181,28 +158,22 @@ void channel_connect(channel *channel) {
     fail_waiting(channel, UNCONNECTED, ENOMEM);
     return;
   }
-  const struct addrinfo *to = s->address;
   c->channel = channel;
-  c->socket = socket(to->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (c->socket < 0 || (connect(c->socket, to->ai_addr, to->ai_addrlen) < 0 && errno != EINPROGRESS)) {
-    const int why = errno;
-    if (c->socket >= 0) close(c->socket);
+  c->socket = open_socket(s);
+  if (c->socket < 0) {
+    fail_waiting(channel, UNCONNECTED, -c->socket);
     h2_free(c->http2);
     free(c);
-    fail_waiting(channel, UNCONNECTED, why);
     return;
   }
-  const int yes = 1;
-  setsockopt(c->socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   c->connecting = c->writing = true;
-  c->next = s->connections;
-  s->connections = channel->connection = c;
-  watch(c, EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT);
+  c->next = s->connections->first;
+  s->connections->first = channel->connection = c;
+  watch(s, c, c->socket, EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT);
 }
 
-bool channel_settled(const channel *channel) { return !channel->connection || channel->connection->ready; }
-
-void channel_send(channel *channel, call *query) {
+static void channel_send(sender *s, call *query) {
+  channel *channel = &s->connections->channels[(query - s->calls) % s->load->connections];
   query->next = NULL;
   if (channel->last) channel->last->next = query;
   else channel->first = query;
@@ -211,7 +182,7 @@ void channel_send(channel *channel, call *query) {
   if (channel->connection) channel->connection->touched = true;
 }
 
-void call_give_up(sender *s, call *query, query_end end) {
+static void call_give_up(sender *s, call *query, query_end end) {
   finish(s, query, end, 0);
   if (!query->stream) return;
   query->connection->touched = true;
@@ -266,15 +237,14 @@ static void transmit(connection *c) {
     else if (errno == EAGAIN) full = true;
     else if (errno != EINTR) c->over = true;
   }
-  if (full != c->writing) watch(c, EPOLL_CTL_MOD, full ? EPOLLIN | EPOLLOUT : EPOLLIN);
+  if (full != c->writing) watch(c->channel->sender, c, c->socket, EPOLL_CTL_MOD, full ? EPOLLIN | EPOLLOUT : EPOLLIN);
   c->writing = full;
 }
 
-void connection_event(connection *c, uint32_t events) {
+static void connection_event(sender *s, connection *c, uint32_t events) {
+  (void)s;
   if (c->connecting) {
-    int why = 0;
-    socklen_t size = sizeof why;
-    getsockopt(c->socket, SOL_SOCKET, SO_ERROR, &why, &size);
+    const int why = connect_error(c->socket);
     c->connecting = false;
     c->over = why != 0;
     if (why) fail_waiting(c->channel, UNCONNECTED, why);
@@ -308,17 +278,17 @@ static void discard(connection *c) {
   channel *channel = c->channel;
   if (channel->connection == c) channel->connection = NULL;
   h2_free(c->http2);
-  watch(c, EPOLL_CTL_DEL, 0); /* a child that is being started has a copy of the socket, which would keep it there */
+  watch(channel->sender, c, c->socket, EPOLL_CTL_DEL, 0); /* a child that is being started has a copy of the socket, which would keep it there */
   close(c->socket);
   if (!c->ready && !channel->connection) fail_waiting(channel, NO_HTTP2, 0);
   free(c);
 }
 
-void connections_settle(sender *s) {
-  for (connection *c = s->connections; c; c = c->next) {
+static void channels_settle(sender *s) {
+  for (connection *c = s->connections->first; c; c = c->next) {
     if (c->touched && !c->over) settle(c);
   }
-  for (connection **at = &s->connections; *at;) {
+  for (connection **at = &s->connections->first; *at;) {
     connection *c = *at;
     if (c->over) {
       *at = c->next;
@@ -327,13 +297,40 @@ void connections_settle(sender *s) {
       at = &c->next;
     }
   }
-  for (channel *c = s->channels; c < s->channels + s->load->connections; c++) {
+  for (channel *c = s->connections->channels; c < s->connections->channels + s->load->connections; c++) {
     if (c->first && !c->connection) channel_connect(c);
   }
 }
 
-void connections_close(sender *s) {
-  for (channel *c = s->channels; c < s->channels + s->load->connections; c++) c->first = c->last = NULL;
-  for (connection *c = s->connections; c; c = c->next) c->over = true;
-  connections_settle(s);
+static bool channels_prepare(sender *s) {
+  const size_t count = (size_t)s->load->connections;
+  s->connections = calloc(1, sizeof *s->connections + count * sizeof(channel));
+  for (size_t i = 0; s->connections && i < count; i++) s->connections->channels[i].sender = s;
+  return s->connections;
 }
+
+static void channels_connect(sender *s) {
+  for (int64_t i = 0; i < s->load->connections; i++) channel_connect(&s->connections->channels[i]);
+}
+
+static bool channels_settled(const sender *s) {
+  for (int64_t i = 0; i < s->load->connections; i++) {
+    const connection *c = s->connections->channels[i].connection;
+    if (c && !c->ready) return false;
+  }
+  return true;
+}
+
+static void channels_close(sender *s) {
+  for (int64_t i = 0; i < s->load->connections; i++) {
+    s->connections->channels[i].first = s->connections->channels[i].last = NULL;
+  }
+  for (connection *c = s->connections->first; c; c = c->next) c->over = true;
+  channels_settle(s);
+  free(s->connections);
+}
+
+const transport grpc_transport = {
+    .prepare = channels_prepare, .connect = channels_connect, .settled = channels_settled, .send = channel_send,
+    .give_up = call_give_up, .event = connection_event, .settle = channels_settle, .close = channels_close,
+};

@@ -12,7 +12,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#include "channel.h"
+#include "transport.h"
 
 #define EXPORT __attribute__((visibility("default")))
 enum { EVENTS = 64, BURST = 64 /* queries that a late sender sends before it reads answers and notices a stop */ };
@@ -40,29 +40,26 @@ static void arm(run *r, int64_t wake_ns) {
 
 /* Waits until `wake_ns` at most and handles what happens; returns at once when that has passed. */
 static void handle_events(run *r, int64_t wake_ns) {
+  sender *s = &r->sender;
   struct epoll_event events[EVENTS];
-  const bool late = wake_ns <= now_ns() - r->sender.start_ns;
+  const bool late = wake_ns <= now_ns() - s->start_ns;
   if (!late) arm(r, wake_ns);
-  const int count = epoll_wait(r->sender.epoll, events, EVENTS, late ? 0 : -1);
+  const int count = epoll_wait(s->epoll, events, EVENTS, late ? 0 : -1);
   for (int i = 0; i < count; i++) {
     eventfd_t more;
     if (events[i].data.ptr == &r->timer) continue; /* quiet once it is armed again */
-    if (events[i].data.ptr != &r->stops) connection_event(events[i].data.ptr, events[i].events);
-    else if (!eventfd_read((int)r->sender.load->stop, &more)) r->stops += more;
+    if (events[i].data.ptr != &r->stops) s->transport->event(s, events[i].data.ptr, events[i].events);
+    else if (!eventfd_read((int)s->load->stop, &more)) r->stops += more;
   }
 }
 
 static void connect_all(run *r) {
   sender *s = &r->sender;
-  const int64_t connections = s->load->connections;
   s->start_ns = now_ns();
-  for (channel *c = s->channels; c < s->channels + connections; c++) channel_connect(c);
-  while (!r->stops && now_ns() - s->start_ns < s->load->timeout_ns) {
-    int64_t settled = 0;
-    while (settled < connections && channel_settled(&s->channels[settled])) settled++;
-    if (settled == connections) break;
+  s->transport->connect(s);
+  while (!r->stops && !s->transport->settled(s) && now_ns() - s->start_ns < s->load->timeout_ns) {
     handle_events(r, s->load->timeout_ns);
-    connections_settle(s);
+    s->transport->settle(s);
   }
   arm(r, INT64_MAX); /* it counted from this start */
 }
@@ -71,7 +68,7 @@ static void send_due(sender *s, int64_t now) {
   const load *l = s->load;
   for (int i = 0; i < BURST && s->sent < l->queries && l->arrival_ns[s->sent] <= now; i++) {
     l->records[s->sent].sent_ns = now_ns() - s->start_ns;
-    channel_send(&s->channels[s->sent % l->connections], &s->calls[s->sent]);
+    s->transport->send(s, &s->calls[s->sent]);
     s->sent++;
   }
   __atomic_store_n(&l->counts[SENT], s->sent, __ATOMIC_RELAXED);
@@ -83,7 +80,7 @@ static int64_t give_up(run *r, int64_t before, query_end end) {
     const query_record *record = &r->sender.load->records[r->oldest];
     if (record->end != UNSENT) continue;
     if (record->sent_ns > before) return record->sent_ns;
-    call_give_up(&r->sender, &r->sender.calls[r->oldest], end);
+    r->sender.transport->give_up(&r->sender, &r->sender.calls[r->oldest], end);
   }
   return INT64_MAX;
 }
@@ -102,7 +99,7 @@ static int64_t run_load(run *r) {
     }
     if (!r->stops) send_due(s, now);
     const int64_t oldest_ns = give_up(r, now - l->timeout_ns, TIMED_OUT);
-    connections_settle(s);
+    s->transport->settle(s);
     const bool all_sent = r->stops || (s->sent == l->queries && now >= l->window_ns);
     if ((all_sent && s->done == s->sent) || now >= until || r->stops > 1) return cut;
     int64_t wake = until;
@@ -118,9 +115,7 @@ static int prepare(run *r) {
   const struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
   struct epoll_event timer = {.events = EPOLLIN, .data.ptr = &r->timer}, stop = {.events = EPOLLIN, .data.ptr = &r->stops};
   s->calls = calloc((size_t)l->queries + 1, sizeof *s->calls);
-  s->channels = calloc((size_t)l->connections, sizeof *s->channels);
-  if (!s->calls || !s->channels) return ENOMEM;
-  for (int64_t i = 0; i < l->connections; i++) s->channels[i].sender = s;
+  if (!s->calls || !s->transport->prepare(s)) return ENOMEM;
   if (getaddrinfo(l->host, l->port, &hints, &s->address)) return EADDRNOTAVAIL;
   s->epoll = epoll_create1(EPOLL_CLOEXEC);
   r->timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
@@ -132,18 +127,18 @@ static int prepare(run *r) {
 
 /* Returns when the run was stopped, in ns from its start, or window_ns; or an errno, negative, when it could not begin. */
 EXPORT int64_t send_load(const load *load) {
-  run r = {.sender = {.load = load, .epoll = -1}, .timer = -1, .armed_ns = INT64_MAX};
+  const transport *transport = load->protocol == HTTP ? &http_transport : &grpc_transport;
+  run r = {.sender = {.load = load, .transport = transport, .epoll = -1}, .timer = -1, .armed_ns = INT64_MAX};
   int64_t result = -prepare(&r);
   if (result == 0) {
     connect_all(&r);
     result = run_load(&r);
     give_up(&r, INT64_MAX, STOPPED);
-    connections_close(&r.sender);
   }
+  if (r.sender.connections) transport->close(&r.sender);
   if (r.sender.address) freeaddrinfo(r.sender.address);
   if (r.sender.epoll >= 0) close(r.sender.epoll);
   if (r.timer >= 0) close(r.timer);
-  free(r.sender.channels);
   free(r.sender.calls);
   return result;
 }

@@ -4,13 +4,15 @@
 
 #include <stdint.h>
 
-enum { TEXTS = 64, TEXT_BYTES = 1024 }; /* distinct error texts that are kept of a tenant, each terminated */
+enum { TEXTS = 64, TEXT_BYTES = 4096 }; /* distinct error texts that are kept of a tenant, each terminated */
+enum { GRPC, HTTP };  /* the protocol */
 enum { SENT, DONE };                    /* counts that can be read during the run */
 
 /* How a query ended, and what its `code` then is. */
 typedef enum {
   UNSENT,
   ANSWERED,    /* grpc-status */
+  RESPONDED,   /* the status of HTTP */
   NO_STATUS,   /* the HTTP status, -1 without one */
   RESET,       /* an error code of HTTP/2 */
   LOST,        /* the connection was lost */
@@ -19,6 +21,14 @@ typedef enum {
   UNCONNECTED, /* errno of the attempt to connect */
   NO_HTTP2,    /* the connection was lost before the server's settings */
   STOPPED,     /* no end before that of the run */
+  /* of HTTP/1.1: the connection was lost before or in the middle of an answer, or the answer is broken */
+  LOST_BEFORE,
+  LOST_WITHIN,
+  NO_HTTP,     /* the text: how it begins */
+  NO_STATUS_LINE, /* the text: the line */
+  BAD_LENGTH,  /* the text: content-length */
+  NO_LENGTH,   /* an answer without content-length */
+  TOO_LONG,    /* more bytes than content-length */
 } query_end;
 
 typedef struct {
@@ -30,13 +40,14 @@ typedef struct {
 } query_record;
 
 typedef struct {
+  int64_t protocol; /* GRPC or HTTP */
   int64_t queries;
   const int64_t *arrival_ns; /* (queries,) from the start of the run, ascending */
   const int64_t *tenant;     /* (queries,) */
   const int64_t *request;    /* (queries,) index in `data` and `size` */
-  const uint8_t *const *data; /* (requests,) gRPC messages with their prefixes */
+  const uint8_t *const *data; /* (requests,) gRPC messages with their prefixes, or HTTP requests */
   const int64_t *size;        /* (requests,) */
-  const uint8_t *head;        /* the encoded header block of every request */
+  const uint8_t *head;        /* gRPC: the encoded header block of every request */
   int64_t head_size;
   const char *host, *port; /* numeric */
   int64_t connections;

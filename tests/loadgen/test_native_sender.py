@@ -13,8 +13,9 @@ from scripted_server import MS, ScriptedCall, ScriptedServer, failures, one_by_o
 
 from veltair.grpc.http2.frames import REFUSED_STREAM
 from veltair.loadgen import native_sender, run_schedule
-from veltair.loadgen.client import Outcome
-from veltair.loadgen.grpc_client import CallSettings, GrpcClient
+from veltair.loadgen.client import CallSettings, InferenceClient, Outcome
+from veltair.loadgen.grpc_client import GrpcClient
+from veltair.loadgen.http_client import HttpClient
 from veltair.loadgen.native_sender import TEXTS, NativeRun
 from veltair.loadgen.open_loop import ArrivalSchedule, RunCounts, Trace
 from veltair.loadgen.shared_memory_client import SharedMemoryClient
@@ -121,7 +122,7 @@ def against(respond: Any, count: int, timeout_s: float) -> Trace:
 
     async def run() -> Trace:
         server = await asyncio.start_server(respond, "127.0.0.1", 0)
-        calls = CallSettings("127.0.0.1", server.sockets[0].getsockname()[1], b"", 1, timeout_s)
+        calls = CallSettings("grpc", "127.0.0.1", server.sockets[0].getsockname()[1], 1, timeout_s)
         trace = await NativeRun(calls, one_stream(["ok"]), all_at_once(count), RunCounts()).run(asyncio.Event())
         server.close()
         return trace
@@ -156,7 +157,7 @@ def test_a_sender_that_is_behind_still_hears_of_a_stop() -> None:
 
     async def run() -> Trace:
         server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
-        calls = CallSettings("127.0.0.1", server.sockets[0].getsockname()[1], b"", 1, 0.1)
+        calls = CallSettings("grpc", "127.0.0.1", server.sockets[0].getsockname()[1], 1, 0.1)
         stop = asyncio.Event()
         running = asyncio.create_task(NativeRun(calls, one_stream(["ok"]), all_at_once(count), counts).run(stop))
         while counts.sent == 0:
@@ -180,16 +181,15 @@ async def python_sender(*arguments: Any) -> Trace:
     raise ChosenError
 
 
-@pytest.mark.parametrize("client", [SharedMemoryClient, object])
-def test_other_clients_send_from_python(monkeypatch, client):
-    monkeypatch.setattr(run_schedule, "run_open_loop", python_sender)
-    with pytest.raises(ChosenError):
-        asyncio.run(run_schedule.run_schedule(client.__new__(client), [], all_at_once(0), asyncio.Event()))
+def clients() -> dict[str, InferenceClient]:
+    grpc, http = GrpcClient("127.0.0.1", 1, 1.0), HttpClient("127.0.0.1", 1, 1.0)
+    return {"grpc": grpc, "http": http, "shared memory": SharedMemoryClient(http, "region", file=-1)}
 
 
 @pytest.mark.parametrize("built", [True, False])
-def test_grpc_is_sent_natively_where_that_was_built(monkeypatch, built):
-    native: list[GrpcClient] = []
+@pytest.mark.parametrize("client", [*clients(), "of a user"])
+def test_queries_are_sent_natively_where_that_was_built(monkeypatch, client, built):
+    native: list[CallSettings] = []
 
     class Run:
         def __init__(self, *arguments: Any) -> None:
@@ -200,13 +200,10 @@ def test_grpc_is_sent_natively_where_that_was_built(monkeypatch, built):
     monkeypatch.setattr(run_schedule, "run_open_loop", python_sender)
     monkeypatch.setattr(native_sender, "NativeRun", Run)
     monkeypatch.setattr(native_sender, "is_available", lambda: built)
-
-    async def choose() -> None:
-        await run_schedule.run_schedule(GrpcClient("127.0.0.1", 1, 1.0), [], all_at_once(0), asyncio.Event())
-
-    if built:
-        asyncio.run(choose())
-        assert len(native) == 1
+    sending = run_schedule.run_schedule(clients().get(client), [], all_at_once(0), asyncio.Event())  # type: ignore[arg-type]
+    if built and client in clients():
+        asyncio.run(sending)
+        assert [calls.protocol for calls in native] == ["grpc" if client == "grpc" else "http"]
     else:
         with pytest.raises(ChosenError):
-            asyncio.run(choose())
+            asyncio.run(sending)
