@@ -22,6 +22,7 @@ from bench.paper.experiment_cache import Call, run
 from bench.paper.figure_policies import PAPER_GAINS, TITLES, VARIANTS
 from bench.paper.figure_style import FIGURES, Data
 from bench.paper.readings import ABLATIONS, TEXT, Readings, relevant
+from bench.policies import planned_share
 
 RESULT = FIGURES / "readings.json"
 PAGE = FIGURES.parent / "results.md"
@@ -68,8 +69,8 @@ def compute() -> Data:
     by_text, alone = run(text_calls(), "by the text"), run(reading_calls(), "readings")
     return {
         "source": "modelled",
-        "queries": {"by the text": sim.QUERIES, "readings": sim.SMALL, "planned share": sim.TRIAL},
-        "seeds": {"by the text": sim.SEEDS, "readings": sim.SEEDS[:1], "planned share": sim.CHOOSING},
+        "queries": {"by the text": sim.QUERIES, "readings": sim.SMALL, "planned share": planned_share.QUERIES},
+        "seeds": {"by the text": sim.SEEDS, "readings": sim.SEEDS[:1], "planned share": planned_share.SEEDS},
         "paper": PAPER_GAINS,
         "text": [asdict(peak) for peak in by_text],
         "readings": {row: msgspec.structs.asdict(readings) for row, readings in ABLATIONS.items()},

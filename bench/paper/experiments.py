@@ -11,18 +11,18 @@ How the paper is read stands in `bench.paper.readings`. `@domains` behind a poli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from bench.paper.readings import TEXT, Readings, machine_for, policy_name, versions_for
 from bench.paths import SCENARIOS
-from veltair.loadgen.peak import bisect_scale
+from bench.policies.planned_share import Steps, choose_share
 from veltair.scheduler.costs.level_grid import SOLO, level_grid
 from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.simulation.machine_model import modelled_profiles
@@ -44,21 +44,14 @@ WORKLOADS = ("light", "medium", "heavy", "mix")
 GRANULARITIES = ("fcfs", "layerwise", "block-6", "block-11")
 STACKS = ("prema", "planaria", "layerwise", "veltair-as", "veltair-ac", "veltair-full", "veltair")
 SEEDS = (1, 2)
-CHOOSING = (101,)  # seeds that choose the planned share, disjoint from those that score it
 VARIANTS = ("planaria@keeps-late", "layerwise@sheds-late", "veltair-full@passing", "veltair-full@domains")
 COMPARED = (*STACKS, *VARIANTS)
 POOLED = ("planaria", "layerwise", "veltair-full", "veltair")
-SHARES = (1.0, 0.8, 0.65, 0.5)  # of each target, tried as the planned share
 PLANNED = 0.8  # the share where none is searched
 QUERIES = 800  # of one run and seed
 SMALL = 500  # of one run of a table with many rows
-TRIAL_WIDTH, PEAK_WIDTH = 0.05, 0.02  # of the final bracket, relative to its lower end
+PEAK_WIDTH = 0.02  # of the final bracket, relative to its lower end
 STEP, GIVE_UP = 1.08, 0.2  # from one factor to the next before there is a bracket; the share of the first to go down to
-TRIAL = 300  # of one run that only searches the best share
-Steps: TypeAlias = Generator[float, bool, Any]  # factors on the rates to try; gets whether each held
-# (planned share, seeds, queries, factors) -> the best trial that held
-Search: TypeAlias = Callable[[float, Sequence[int], int, Steps], RateTrial | None]
-FIXED_SHARE = {"prema", "veltair"}  # one takes all cores, the other leaves a part of the target unplanned itself
 RESNET_MS = 15.0
 
 
@@ -123,30 +116,6 @@ def search_peak(
             scale = steps.send(tried.held)
         except StopIteration:
             return best
-
-
-def choose_share(policy: str, search: Search) -> tuple[float, float, dict[str, float]]:
-    """Returns the share of each target that suits the policy best, the factor on the rates at which it held then, and
-    the peaks in QPS by share that were tried. Other seeds choose than those that score."""
-    trials: dict[str, float] = {}
-
-    def trial(share: float) -> float:
-        held = search(share, CHOOSING, TRIAL, bisect_scale(TRIAL_WIDTH))
-        trials[str(share)] = held.qps if held else 0.0
-        return held.scale if held else 0.0
-
-    share, near = (1.0, trial(1.0)) if policy in FIXED_SHARE else best_share(trial)
-    return share, near, trials
-
-
-def best_share(trial: Callable[[float], float]) -> tuple[float, float]:
-    """Returns the planned share with the highest peak, and that peak: from the two in the middle towards the better."""
-    tried = {share: trial(share) for share in SHARES[1:3]}
-    step = 1 if tried[SHARES[2]] > tried[SHARES[1]] else -1
-    last = SHARES[3] if step == 1 else SHARES[0]
-    tried[last] = trial(last)
-    best = max(tried, key=tried.__getitem__)
-    return best, tried[best]
 
 
 def bracket_scale(near: float) -> Steps:
@@ -246,10 +215,20 @@ def proxy() -> tuple[list[SlowdownSample], CounterFit]:
 
 
 @cache
-def workload_simulation(workload: str, percentile: float, versions: int, readings: Readings = TEXT) -> Simulation:
-    """Returns a workload's scenario on the paper's machine."""
+def workload_simulation(
+    workload: str,
+    percentile: float,
+    versions: int,
+    readings: Readings = TEXT,
+    machine: str = MACHINE,
+    relaxed: float = 1.0,
+) -> Simulation:
+    """Returns a workload's scenario on the paper's machine, or on another one, with `relaxed` times its targets."""
     scenario = read_simulation_scenario(SCENARIOS / f"{workload}.toml")
-    tenants = tuple(msgspec.structs.replace(tenant, percentile=percentile) for tenant in scenario.tenants)
+    tenants = tuple(
+        msgspec.structs.replace(tenant, percentile=percentile, target_ms=relaxed * tenant.target_ms)
+        for tenant in scenario.tenants
+    )
     load = msgspec.structs.replace(
         scenario.load,
         queries=QUERIES,
@@ -257,7 +236,7 @@ def workload_simulation(workload: str, percentile: float, versions: int, reading
         layers=readings.layers,
         conflict_cost=readings.conflict_cost,
     )
-    return _build(SimulationScenario(tenants, load), versions, readings)
+    return _build(SimulationScenario(tenants, load), versions, readings, machine)
 
 
 def with_load(simulation: Simulation, **changes: Any) -> Simulation:
@@ -268,8 +247,10 @@ def with_load(simulation: Simulation, **changes: Any) -> Simulation:
     return other
 
 
-def _build(scenario: SimulationScenario, versions: int = 5, readings: Readings = TEXT) -> Simulation:
-    model = machine_for(readings, load_machine_model(MACHINE))
+def _build(
+    scenario: SimulationScenario, versions: int, readings: Readings = TEXT, machine: str = MACHINE
+) -> Simulation:
+    model = machine_for(readings, load_machine_model(machine))
     known = modelled_profiles.scenario_models(scenario, model, versions=versions, levels_on=readings.levels_on)
     return Simulation(scenario, model, known)
 

@@ -1,11 +1,13 @@
 """Every policy of the daemon on every workload, at 95 and at 99 %: is `veltair` the best one, and how sure is that?
 
     python -m bench.policies [--workloads light,medium,heavy,mix] [--percentiles 0.95,0.99] [--seeds 10]
+        [--machine NAME] [--relax 1]
 
 A peak is searched for each seed by itself, so that the spread of ten peaks gives a confidence interval. Policies meet
 the same arrivals: the gain of `veltair` over another is taken seed by seed. The others plan with the share of the
-target that suits them best (`experiments.best_share`), which other seeds have chosen. Results are kept as they come,
-and a run that was interrupted continues (`bench.paper.experiment_cache`). The machine is the model of the paper's.
+target that suits them best (`planned_share`), which other seeds choose. Results are kept as they come,
+and a run that was interrupted continues (`bench.paper.experiment_cache`). The machine is the model of the paper's, or
+another one; `--relax` multiplies the targets, for machines on which a query alone takes longer than the paper's.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from bench.paper.experiment_cache import Call, run
+from bench.paper.experiments import MACHINE
 from bench.paths import RESULTS
 from bench.policies import seed_peaks
 from bench.policies.seed_peaks import OURS
@@ -33,7 +36,12 @@ LIKELY = (2.5, 97.5)  # percentiles of the resampled means: 95 %
 
 def main() -> int:
     args = _arguments()
-    asked = [(w, p, float(q)) for w in args.workloads for q in args.percentiles for p in args.policies]
+    asked = [
+        ((workload, args.machine, args.relax), policy, float(percentile))
+        for workload in args.workloads
+        for percentile in args.percentiles
+        for policy in args.policies
+    ]
     choices = run([(seed_peaks.choose_share, *each) for each in asked], "planned shares")
     calls: list[Call] = [
         (seed_peaks.peak_qps, *each, choice.planned_share, choice.scale, seed)
@@ -43,21 +51,37 @@ def main() -> int:
     found = iter(run(calls, "peaks"))
     rows = [
         {
+            "machine": machine,
+            "relaxed": relaxed,
             "workload": workload,
             "policy": policy,
             "percentile": percentile,
             "planned_share": choice.planned_share,
             "qps": [round(next(found), 3) for _ in range(args.seeds)],
         }
-        for (workload, policy, percentile), choice in zip(asked, choices, strict=True)
+        for ((workload, machine, relaxed), policy, percentile), choice in zip(asked, choices, strict=True)
     ]
     if args.out.exists():  # rows that were not asked for stay
         kept = json.loads(args.out.read_text("utf-8"))["rows"]
-        rows = [row for row in kept if (row["workload"], row["policy"], row["percentile"]) not in asked] + rows
+        rows = [row for row in kept if _key(row) not in asked] + rows
     result = {"environment": asdict(describe_environment()), "rows": rows}
     args.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    print(table(rows))
+    print(table([row for row in rows if row["machine"] == args.machine]))
     return 0
+
+
+def _key(row: Mapping[str, Any]) -> tuple[tuple[str, str, float], str, float]:
+    return (row["workload"], row["machine"], row["relaxed"]), row["policy"], row["percentile"]
+
+
+def tables(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: one table for each machine model."""
+    machines = dict.fromkeys((row["machine"], row["relaxed"]) for row in rows)
+    return "\n\n".join(
+        f"On `{machine}`{f', with {relaxed:g} times the targets' if relaxed != 1 else ''}:\n\n"
+        + table([row for row in rows if (row["machine"], row["relaxed"]) == (machine, relaxed)])
+        for machine, relaxed in machines
+    )
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -116,6 +140,8 @@ def _arguments() -> Any:
     parser.add_argument("--percentiles", type=names, default=["0.95", "0.99"])
     parser.add_argument("--policies", type=names, default=list(POLICIES))
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--machine", default=MACHINE, help="the name of a machine model")
+    parser.add_argument("--relax", type=float, default=1.0)
     parser.add_argument("--out", type=Path, default=RESULTS / "policies.json")
     return parser.parse_args()
 

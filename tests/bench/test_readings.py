@@ -9,8 +9,9 @@ import pytest
 from scheduler_builders import arrives, make_machine, make_tenant, simple_profile, started
 
 from bench.paper import ablations
-from bench.paper.experiments import SHARES, best_share, bracket_scale
+from bench.paper.experiments import bracket_scale
 from bench.paper.readings import ABLATIONS, EARLIER, TEXT, policy_name, relevant, versions_for
+from bench.policies.planned_share import SHARES, best_share
 from veltair.scheduler.events import BlockFinished
 from veltair.scheduler.policies.by_name import POLICIES
 from veltair.scheduler.scheduler import Scheduler
