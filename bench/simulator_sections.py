@@ -34,8 +34,8 @@ tables that follow from the models (`python -m bench.paper.simulator_speed`; bar
     ),
     Section(
         "Every policy beside the default",
-        """Peaks of the daemon's policies on the paper's workloads and the models of its machine and of others, at 95 and
-99 % of each tenant's queries in target: means of ten seeds of 800 queries with their 95 % intervals (`python -m
+        """Peaks of the daemon's policies on the paper's workloads and the models of its machine and of others, at 95
+and 99 % of each tenant's queries in target: means of ten seeds of 800 queries with their 95 % intervals (`python -m
 bench.policies`).
 Policies that take only as many cores as the target needs plan with the share of it that suits them best; the paper's
 are read as its text says. In the last row, the interval is that of the difference seed by seed.""",
