@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,11 +21,12 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted_server import MS, WAIT_S, failures, one_by_one
+from sender_checks import check_a_stop
 
 from veltair.loadgen.client import Outcome
 from veltair.loadgen.http_client import HttpClient
 from veltair.loadgen.native_sender import NativeRun
-from veltair.loadgen.open_loop import STOPPED_EARLY, ArrivalSchedule, RunCounts, Trace, run_open_loop
+from veltair.loadgen.open_loop import ArrivalSchedule, RunCounts, Trace, run_open_loop
 from veltair.loadgen.tenant_streams import TenantStream
 
 OK, REFUSED, ERROR, UNSENT = Outcome.OK, Outcome.REFUSED, Outcome.ERROR, Outcome.UNSENT
@@ -242,21 +244,8 @@ def test_nobody_listens_any_more(sender):
 
 
 @sender
-def test_stop_sends_nothing_more_and_waits_for_answers_as_long_as_the_longest_target(sender):
-    """One answered, one never, one that would be due in an hour."""
-    hour_ms = 3_600_000.0
-    arrival = np.array([0, MS, hour_ms * MS], np.int64)
-    schedule = ArrivalSchedule(arrival, np.zeros(3, np.int64), np.arange(3), (0, round(2 * hour_ms * MS)))
-
-    def before(server: ScriptedHttp, stop: asyncio.Event) -> None:
-        server.on_request = lambda: stop.set() if len(server.requests) == 2 else None
-
-    trace, server = play(sender, one_stream(["ok", "hang", "ok"], target_ms=500), schedule, before=before)
-    assert server.requests == ["ok", "hang"]
-    assert trace.outcome.tolist() == [OK, ERROR, UNSENT]
-    assert failures(trace) == {STOPPED_EARLY: 1}
-    assert MS <= trace.window_ns[1] <= trace.done_ns[1] - 500 * MS
-    assert trace.sent_ns[2] == trace.done_ns[2] == 0
+def test_a_stop_sends_nothing_more_and_waits_as_long_as_the_longest_target(sender):
+    check_a_stop(partial(play, sender), one_stream)
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=6))
