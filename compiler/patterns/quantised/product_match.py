@@ -17,7 +17,13 @@ from veltair.compiler.graph.parameters.quantised import Window
 from veltair.compiler.onnx.node_attributes import attribute, padding
 from veltair.compiler.patterns.activations import activation_behind
 from veltair.compiler.patterns.quantised.dynamic import dynamic_product
-from veltair.compiler.patterns.quantised.quantum import QuantisedTensor, Quantum, dequantised, quantised_behind
+from veltair.compiler.patterns.quantised.quantum import (
+    QuantisedTensor,
+    Quantum,
+    centred_steps,
+    dequantised,
+    quantised_behind,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +78,17 @@ def find_quantised_products(view: ModelView) -> Matches:
 
 
 def signed_weight(name: str, view: ModelView) -> tuple[NDArray[np.int8], NDArray[np.float32], int] | None:
-    """Steps, scales and their axis of a constant whose zero points are in the middle of its range."""
+    """Steps without their zero points, scales and their axis of a constant; None where the steps need over 8 bits."""
     constant = view.model.quantised.get(name)
     if constant is None or name not in view.constants:
         return None
-    shift = 128 if constant.steps.dtype == np.uint8 else 0
-    if (constant.zero.astype(np.int32) != shift).any():
-        return None
-    steps = (constant.steps.astype(np.int16) - shift).astype(np.int8)
-    return steps, constant.scale, constant.axis
+    zero = constant.zero
+    if zero.size > 1:
+        if zero.size != constant.steps.shape[constant.axis]:
+            return None
+        zero = zero.reshape(zero.shape + (1,) * (constant.steps.ndim - 1 - constant.axis))
+    steps = centred_steps(constant.steps, zero)
+    return None if steps is None else (steps, constant.scale, constant.axis)
 
 
 def _convolution(node: onnx.NodeProto, view: ModelView) -> ProductMatch | None:
