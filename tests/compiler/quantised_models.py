@@ -14,6 +14,12 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 FORMS: dict[str, dict[str, Any]] = {
     "qdq": {"quant_format": QuantFormat.QDQ, "activation_type": QuantType.QUInt8, "per_channel": True},
+    # Steps around zero: a rounding stands before each activation and another behind it.
+    "symmetric": {
+        "quant_format": QuantFormat.QDQ,
+        "activation_type": QuantType.QInt8,
+        "extra_options": {"ActivationSymmetric": True},
+    },
     "signed": {"quant_format": QuantFormat.QDQ, "activation_type": QuantType.QInt8},
     "qlinear": {"quant_format": QuantFormat.QOperator, "activation_type": QuantType.QUInt8, "per_channel": True},
     # Weights of 7 bits: their zero points are anywhere, and steps without them fit in int8.

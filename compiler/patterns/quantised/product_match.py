@@ -172,7 +172,21 @@ def _with_epilogue(found: ProductMatch, nodes: list[onnx.NodeProto], taken: Matc
     node, quantum = behind
     nodes.append(node)
     rounded = replace(found, output=node.output[0], rounded=quantum)
-    return _with_sum(rounded, nodes, taken, view) or rounded
+    return _with_sum(rounded, nodes, taken, view) or _with_activation(rounded, nodes, view) or rounded
+
+
+def _with_activation(found: ProductMatch, nodes: list[onnx.NodeProto], view: ModelView) -> ProductMatch | None:
+    """The match with an activation behind its rounding that is rounded again, as tools write with symmetric steps."""
+    reader = view.only_user(found.output)
+    if reader is None or dequantised(reader.output[0], view) != QuantisedTensor(found.output, _given(found.rounded)):
+        return None
+    behind = [reader]
+    name, last = _activation(reader.output[0], behind, view)
+    end = quantised_behind(name, view)
+    if last == "none" or end is None:
+        return None
+    nodes.extend([*behind, end[0]])
+    return replace(found, output=end[0].output[0], between=found.rounded, last=last, rounded=end[1])
 
 
 def _with_sum(found: ProductMatch, nodes: list[onnx.NodeProto], taken: Matches, view: ModelView) -> ProductMatch | None:
