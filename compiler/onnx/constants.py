@@ -77,7 +77,7 @@ def _check(tensor: TensorProto, path: Path) -> None:
     where = f"{path}: tensor {tensor.name!r}"
     dtype = type_name(tensor.data_type)
     if dtype not in TYPES:
-        raise ModelError(f"{where} is of {dtype}; expected floats, integers or bool")
+        raise ModelError(f"{where} is of {dtype}; expected floats of 16 bits or more, integers or bool")
     if any(dim < 0 for dim in tensor.dims):
         raise ModelError(f"{where} has a negative dimension: {list(tensor.dims)}")
     if tensor.data_location == TensorProto.EXTERNAL:

@@ -14,8 +14,21 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 FORMS: dict[str, dict[str, Any]] = {
     "qdq": {"quant_format": QuantFormat.QDQ, "activation_type": QuantType.QUInt8, "per_channel": True},
+    # Steps around zero: a rounding stands before each activation and another behind it.
+    "symmetric": {
+        "quant_format": QuantFormat.QDQ,
+        "activation_type": QuantType.QInt8,
+        "extra_options": {"ActivationSymmetric": True},
+    },
     "signed": {"quant_format": QuantFormat.QDQ, "activation_type": QuantType.QInt8},
     "qlinear": {"quant_format": QuantFormat.QOperator, "activation_type": QuantType.QUInt8, "per_channel": True},
+    # Weights of 7 bits: their zero points are anywhere, and steps without them fit in int8.
+    "reduced": {
+        "quant_format": QuantFormat.QDQ,
+        "activation_type": QuantType.QUInt8,
+        "weight_type": QuantType.QUInt8,
+        "reduce_range": True,
+    },
 }
 
 
@@ -28,15 +41,18 @@ class _Feeds(CalibrationDataReader):  # type: ignore[misc]
 
 
 def quantise(path: Path, form: str) -> Path:
-    """The model of a file with input x in one of FORMS, or "dynamic"."""
+    """The model of a file with input x in one of FORMS, "dynamic", or "dynamic_reduced"."""
     target = path.with_name(f"{path.stem}_{form}.onnx")
     if form == "dynamic":
         quantize_dynamic(path, target, weight_type=QuantType.QInt8)
         return target
+    if form == "dynamic_reduced":
+        quantize_dynamic(path, target, weight_type=QuantType.QUInt8, reduce_range=True)
+        return target
     rng = np.random.default_rng(1)
     shape = [d.dim_value for d in onnx.load(path).graph.input[0].type.tensor_type.shape.dim][1:]
     feeds = [{"x": rng.standard_normal((2, *shape)).astype(np.float32)} for _ in range(3)]
-    quantize_static(path, target, _Feeds(feeds), weight_type=QuantType.QInt8, **FORMS[form])
+    quantize_static(path, target, _Feeds(feeds), **{"weight_type": QuantType.QInt8, **FORMS[form]})
     return target
 
 

@@ -10,6 +10,7 @@ import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.graph.model_view import ModelView
+from veltair.compiler.patterns.quantised.quantum import centred_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,10 @@ def dynamic_product(node: onnx.NodeProto, view: ModelView) -> DynamicProduct | N
     if len(node.input) < 3 or node.input[0] != maker.output[0] or node.input[2] != maker.output[2]:
         return None
     zero = view.constants.get(node.input[3]) if len(node.input) > 3 and node.input[3] else np.zeros(1, weight.dtype)
-    shift = 128 if weight.dtype == np.uint8 else 0
-    if zero is None or (zero.astype(np.int32) != shift).any():
+    if zero is None or zero.size not in (1, weight.shape[1]) or zero.ndim > 1:
+        return None
+    steps = centred_steps(weight, zero)
+    if steps is None:
         return None
     cast = view.only_user(node.output[0])
     product = view.only_user(cast.output[0]) if cast is not None and cast.op_type == "Cast" else None
@@ -47,11 +50,10 @@ def dynamic_product(node: onnx.NodeProto, view: ModelView) -> DynamicProduct | N
     if scale.size > 1 and scale.shape[-1] != scale.size:
         return None
     columns = np.broadcast_to(scale.reshape(-1).astype(np.float32), weight.shape[1:]).copy()
-    steps = np.ascontiguousarray((weight.astype(np.int16) - shift).astype(np.int8))
     names = maker.output[1], maker.output[2]
     scaling = [view.makers[factor]] if factor != maker.output[1] and view.only_user(factor) is product else []
     nodes = (node, cast, *scaling, product)
-    return DynamicProduct(maker.output[0], *names, steps, columns, product.output[0], nodes)
+    return DynamicProduct(maker.output[0], *names, np.ascontiguousarray(steps), columns, product.output[0], nodes)
 
 
 def _scale(factor: str, x_scale: str, view: ModelView) -> NDArray[Any] | None:

@@ -17,7 +17,13 @@ from veltair.compiler.graph.parameters.quantised import Window
 from veltair.compiler.onnx.node_attributes import attribute, padding
 from veltair.compiler.patterns.activations import activation_behind
 from veltair.compiler.patterns.quantised.dynamic import dynamic_product
-from veltair.compiler.patterns.quantised.quantum import QuantisedTensor, Quantum, dequantised, quantised_behind
+from veltair.compiler.patterns.quantised.quantum import (
+    QuantisedTensor,
+    Quantum,
+    centred_steps,
+    dequantised,
+    quantised_behind,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +78,17 @@ def find_quantised_products(view: ModelView) -> Matches:
 
 
 def signed_weight(name: str, view: ModelView) -> tuple[NDArray[np.int8], NDArray[np.float32], int] | None:
-    """Steps, scales and their axis of a constant whose zero points are in the middle of its range."""
+    """Steps without their zero points, scales and their axis of a constant; None where the steps need over 8 bits."""
     constant = view.model.quantised.get(name)
     if constant is None or name not in view.constants:
         return None
-    shift = 128 if constant.steps.dtype == np.uint8 else 0
-    if (constant.zero.astype(np.int32) != shift).any():
-        return None
-    steps = (constant.steps.astype(np.int16) - shift).astype(np.int8)
-    return steps, constant.scale, constant.axis
+    zero = constant.zero
+    if zero.size > 1:
+        if zero.size != constant.steps.shape[constant.axis]:
+            return None
+        zero = zero.reshape(zero.shape + (1,) * (constant.steps.ndim - 1 - constant.axis))
+    steps = centred_steps(constant.steps, zero)
+    return None if steps is None else (steps, constant.scale, constant.axis)
 
 
 def _convolution(node: onnx.NodeProto, view: ModelView) -> ProductMatch | None:
@@ -164,7 +172,21 @@ def _with_epilogue(found: ProductMatch, nodes: list[onnx.NodeProto], taken: Matc
     node, quantum = behind
     nodes.append(node)
     rounded = replace(found, output=node.output[0], rounded=quantum)
-    return _with_sum(rounded, nodes, taken, view) or rounded
+    return _with_sum(rounded, nodes, taken, view) or _with_activation(rounded, nodes, view) or rounded
+
+
+def _with_activation(found: ProductMatch, nodes: list[onnx.NodeProto], view: ModelView) -> ProductMatch | None:
+    """The match with an activation behind its rounding that is rounded again, as tools write with symmetric steps."""
+    reader = view.only_user(found.output)
+    if reader is None or dequantised(reader.output[0], view) != QuantisedTensor(found.output, _given(found.rounded)):
+        return None
+    behind = [reader]
+    name, last = _activation(reader.output[0], behind, view)
+    end = quantised_behind(name, view)
+    if last == "none" or end is None:
+        return None
+    nodes.extend([*behind, end[0]])
+    return replace(found, output=end[0].output[0], between=found.rounded, last=last, rounded=end[1])
 
 
 def _with_sum(found: ProductMatch, nodes: list[onnx.NodeProto], taken: Matches, view: ModelView) -> ProductMatch | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -77,3 +78,18 @@ def quantised_behind(name: str, view: ModelView) -> tuple[onnx.NodeProto, Quantu
         return None
     quantum = quantum_of(user, view)
     return (user, quantum) if quantum else None
+
+
+def centred_steps(steps: NDArray[Any], zero: NDArray[Any]) -> NDArray[np.int8] | None:
+    """Steps of 8 bits less their zero points, which are broadcast to them; None where int8 does not hold all of these.
+
+    >>> centred_steps(np.array([100, 227], np.uint8), np.array(100, np.uint8)).tolist()
+    [0, 127]
+    >>> centred_steps(np.array([100, 228], np.uint8), np.array(100, np.uint8)) is None
+    True
+    """
+    centred = steps.astype(np.int16) - zero.astype(np.int16)
+    held = np.iinfo(np.int8)
+    if centred.size == 0 or centred.min() < held.min or centred.max() > held.max:
+        return None
+    return centred.astype(np.int8)

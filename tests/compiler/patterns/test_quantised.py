@@ -40,12 +40,14 @@ def greatest_error(path: Path, graph: LayerGraph, feeds: dict[str, NDArray[Any]]
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
-@pytest.mark.parametrize("form", ["qdq", "signed", "qlinear"])
+@pytest.mark.parametrize("form", ["qdq", "signed", "qlinear", "reduced", "symmetric"])
 def test_a_convolutional_net(tmp_path: Path, form: str) -> None:
     path = quantise(image_net(tmp_path / "net.onnx"), form)
     graph = lowered(path, "bf16" if form == "signed" else "fp32")
+    # A sum that is rounded before its activation and behind it leaves the integers.
+    activation = ["dequantise", "stitched", "quantise"] if form == "symmetric" else []
     assert [layer.op for layer in graph.layers] == [
-        *("quantise", "conv2d_int8", "max_pool_int8", "conv2d_int8", "conv2d_int8"),
+        *("quantise", "conv2d_int8", "max_pool_int8", "conv2d_int8", "conv2d_int8", *activation),
         *("depthwise_int8", "depthwise_int8", "reorder", "matmul_int8", "dequantise"),
     ]
     for batch in (1, 3):
@@ -53,7 +55,7 @@ def test_a_convolutional_net(tmp_path: Path, form: str) -> None:
         assert greatest_error(path, graph, {"x": x}, batch) < 0.02  # a step of the output
 
 
-@pytest.mark.parametrize("form", ["qlinear", "dynamic"])
+@pytest.mark.parametrize("form", ["qlinear", "dynamic", "reduced", "dynamic_reduced"])
 def test_dense_layers(tmp_path: Path, form: str) -> None:
     path = quantise(dense_net(tmp_path / "net.onnx"), form)
     graph = lowered(path)
@@ -77,21 +79,22 @@ def test_an_attention_block_quantised_dynamically(tmp_path: Path) -> None:
     assert greatest_error(path, graph, feeds, 3) < 1e-4
 
 
-def steps_net(path: Path, zero: int, dtype: Any = np.int8) -> Path:
-    """A convolution of steps that come in and go out as they are."""
+def steps_net(path: Path, zero: int | list[int], dtype: Any = np.int8, reach: int = 255) -> Path:
+    """A convolution of steps that come in and go out as they are. Weights lie within `reach` of their zero points."""
     rng = np.random.default_rng(0)
-    info = np.iinfo(dtype)
+    info, middle = np.iinfo(dtype), np.broadcast_to(zero, 5).reshape(5, 1, 1, 1)
+    low, high = np.maximum(middle - reach, info.min), np.minimum(middle + reach, info.max)
     constants = {
         "s": np.float32(0.05),
         "z": np.uint8(120),
-        "w": rng.integers(info.min, info.max, (5, 6, 3, 3), dtype, endpoint=True),
-        "ws": np.float32(0.004),
-        "wz": dtype(zero),
+        "w": rng.integers(low, high, (5, 6, 3, 3), endpoint=True).astype(dtype),
+        "ws": np.full(np.shape(zero), 0.004, np.float32),
+        "wz": np.array(zero, dtype),
         "t": np.float32(0.3),
     }
     nodes = [
         node("DequantizeLinear", ["x", "s", "z"], ["xf"]),
-        node("DequantizeLinear", ["w", "ws", "wz"], ["wf"]),
+        node("DequantizeLinear", ["w", "ws", "wz"], ["wf"], axis=0),
         node("Conv", ["xf", "wf"], ["c"], pads=[2, 2, 2, 2], dilations=[2, 2]),
         node("QuantizeLinear", ["c", "t", "z"], ["y"]),
     ]
@@ -100,15 +103,19 @@ def steps_net(path: Path, zero: int, dtype: Any = np.int8) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("zero", "dtype", "integers"),
+    ("zero", "dtype", "reach", "integers"),
     [
-        pytest.param(0, np.int8, True, id="signed weights"),
-        pytest.param(128, np.uint8, True, id="unsigned weights around the middle"),
-        pytest.param(3, np.int8, False, id="weights with a zero point"),
+        pytest.param(0, np.int8, 255, True, id="signed weights"),
+        pytest.param(128, np.uint8, 255, True, id="unsigned weights around the middle"),
+        pytest.param(3, np.int8, 255, False, id="weights that need 9 bits without their zero point"),
+        pytest.param([3, -20, 90, 0, -128], np.int8, 127, True, id="signed weights with a zero point for each channel"),
+        pytest.param([0, 255, 128, 7, 99], np.uint8, 127, True, id="unsigned ones"),
     ],
 )
-def test_steps_as_input_and_output(tmp_path: Path, zero: int, dtype: Any, integers: bool) -> None:
-    path = steps_net(tmp_path / "net.onnx", zero, dtype)
+def test_steps_as_input_and_output(
+    tmp_path: Path, zero: int | list[int], dtype: Any, reach: int, integers: bool
+) -> None:
+    path = steps_net(tmp_path / "net.onnx", zero, dtype, reach)
     graph = lowered(path)
     assert any(layer.op == "conv2d_int8" for layer in graph.layers) == integers
     x = np.random.default_rng(2).integers(0, 256, (3, 6, 7, 5), np.uint8)
