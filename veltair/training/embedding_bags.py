@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from veltair.errors import DataError
-from veltair.training.export import exporting
+from veltair.training.export import exported_bags, exporting
 from veltair.training.native_calls import (
     BagCall,
     address,
@@ -295,14 +295,8 @@ class EmbeddingBag(nn.Module):
     ) -> Tensor:
         """(bags, dim); see `embedding_bag`."""
         if exporting():
-            return nn.functional.embedding_bag(
-                input,
-                self.weight,
-                offsets,
-                mode=self.mode,
-                per_sample_weights=per_sample_weights,
-                include_last_offset=self.include_last_offset,
-                padding_idx=self.padding_idx,
+            return exported_bags(
+                input, self.weight, offsets, per_sample_weights, self.mode, self.include_last_offset, self.padding_idx
             )
         return embedding_bag(
             input,

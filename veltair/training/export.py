@@ -14,6 +14,36 @@ def exporting() -> bool:
     return bool(torch.onnx.is_in_onnx_export() or torch.compiler.is_exporting())
 
 
+def exported_bags(
+    ids: Tensor,
+    table: Tensor,
+    offsets: Tensor | None,
+    weights: Tensor | None,
+    mode: str,
+    include_last_offset: bool,
+    padding: int | None,
+) -> Tensor:
+    """`embedding_bags.embedding_bag` as torch's with offsets, and as a look-up and a sum for ids in two dimensions."""
+    if ids.dim() != 2:
+        return torch.nn.functional.embedding_bag(
+            ids,
+            table,
+            offsets,
+            mode=mode,
+            per_sample_weights=weights,
+            include_last_offset=include_last_offset,
+            padding_idx=padding,
+        )
+    rows = torch.nn.functional.embedding(ids, table)
+    if weights is not None:
+        rows = rows * weights[..., None]
+    if padding is None:
+        return rows.sum(1) if mode == "sum" else rows.mean(1)
+    counted = (ids != padding % table.shape[0]).to(rows.dtype)[..., None]
+    found = (rows * counted).sum(1)
+    return found if mode == "sum" else found / counted.sum(1).clamp(min=1)
+
+
 def exported_states(
     x: Tensor,
     scores: Tensor | None,
@@ -39,7 +69,8 @@ def exported_states(
     linear = torch.nn.functional.linear
 
     def parts(tensor: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        return (None, None) if tensor is None else (tensor[: 2 * hidden], tensor[2 * hidden :])
+        # clones, since a scan refuses tensors that share memory
+        return (None, None) if tensor is None else (tensor[: 2 * hidden].clone(), tensor[2 * hidden :].clone())
 
     (gate_x, candidate_x), (gate_h, candidate_h) = parts(weight_ih), parts(weight_hh)
     (gate_b, candidate_b), (gate_d, candidate_d) = parts(bias_ih), parts(bias_hh)

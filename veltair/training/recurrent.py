@@ -102,7 +102,8 @@ def _backward(ctx: Any, given: Tensor | None, _: Tensor | None) -> tuple[Any, ..
     candidate = candidate.reshape(-1, hidden)
     # the candidate's product reads the state, and `other` is its gradient; or it reads `other`
     left, right = (other, before) if ctx.reset_after else (candidate, other)
-    of_weights = torch.cat([gates[:, : 2 * hidden].t() @ before, left.t() @ right])
+    # few columns on the left: MKL takes a quarter of the time of the transposed product
+    of_weights = torch.cat([before.t() @ gates[:, : 2 * hidden], right.t() @ left], 1).t()
     of_bias = torch.cat([gates[:, : 2 * hidden].sum(0), left.sum(0)]) if ctx.has_bias else None
     return of_gates, of_first, of_weights, of_bias, of_scores if ctx.has_scores else None, None
 
