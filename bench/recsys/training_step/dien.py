@@ -176,7 +176,7 @@ class Trainer:
 
 
 def draw_batch(count: int, rows: Mapping[str, int], seed: int, steps: int = STEPS) -> tuple[Tensor, ...]:
-    """Random ids with histories of any length from 1; a click is likely where the item's parity is that of most."""
+    """Random ids with histories of any length from 1; odd items, in a history or as the candidate, get clicks."""
     chance = torch.Generator().manual_seed(seed)
 
     def draw(name: str, *shape: int) -> Tensor:
@@ -186,6 +186,6 @@ def draw_batch(count: int, rows: Mapping[str, int], seed: int, steps: int = STEP
     seen = (torch.arange(steps) < lengths).long()
     items, categories = draw("items", count, steps) * seen, draw("categories", count, steps) * seen
     item = draw("items", count)
-    alike = ((items % 2 == item[:, None] % 2).long() * seen).sum(1) / lengths[:, 0]
-    clicks = (torch.rand(count, generator=chance) < torch.sigmoid(8 * (alike - 0.5))).float()
+    odd = (items % 2 * seen).sum(1) / lengths[:, 0] + item % 2
+    clicks = (torch.rand(count, generator=chance) < torch.sigmoid(4 * (odd - 1))).float()
     return draw("users", count), item, draw("categories", count), items, categories, clicks
