@@ -22,7 +22,7 @@ import veltair
 from veltair.training import EmbeddingBag, Gru, RowWiseAdagrad, concat_sum
 
 ITEMS, DIM, SEEN = 200, 8, 6
-NAMES = ("clicks", "offsets", "seen")
+NAMES = ["clicks", "offsets", "seen"]
 
 
 class Ranker(nn.Module):

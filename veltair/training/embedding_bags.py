@@ -290,9 +290,7 @@ class EmbeddingBag(nn.Module):
             with torch.no_grad():
                 self.weight[padding_idx] = 0
 
-    def forward(
-        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """(bags, dim); see `embedding_bag`."""
         if exporting():
             return exported_bags(

@@ -62,10 +62,14 @@ def exported_states(
     h0 = x.new_zeros(x.shape[0], hidden) if first is None else first
     biases = [] if bias_ih is None or bias_hh is None else [bias_ih, bias_hh]
     if scores is None and reset_after:
-        states: Tensor = torch.gru(x, h0[None], [weight_ih, weight_hh, *biases], bool(biases), 1, 0, False, False, True)[0]
+        states: Tensor = torch.gru(
+            x, h0[None], [weight_ih, weight_hh, *biases], bool(biases), 1, 0, False, False, True
+        )[0]
         return states
     if not torch.compiler.is_exporting():
-        raise ModelError("a GRU with scores, or reset_after=False, is exported by torch.onnx.export(…, dynamo=True) alone")
+        raise ModelError(
+            "a GRU with scores, or reset_after=False, is exported by torch.onnx.export(…, dynamo=True) alone"
+        )
     linear = torch.nn.functional.linear
 
     def parts(tensor: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

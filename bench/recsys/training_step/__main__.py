@@ -5,8 +5,8 @@
 DIEN at AtRec's widths (batch 512, histories of up to 50 items), on our operators, on torch's own, and on torch's with
 FBGEMM's tables; and one table of a million rows alone (batch 512, bags of 100, dim 32). Tables are updated by row-wise
 Adagrad in all. PYTHON has torch, and fbgemm_gpu if its CPU operator is to be measured; the kernels of ours are those of
-this installation. Losses and updated rows are compared first. Steps per second, medians of turns, engines in turn, on one
-thread and on all cores.
+this installation. Losses and updated rows are compared first. Steps per second, medians of turns, engines in turn, on
+one thread and on all cores.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def test_results_are_the_same_on_any_number_of_threads() -> None:
         torch.set_num_threads(before)
 
 
-# Made before a fork: torch's own threads are not there after one, and it waits for them in operators on as many elements.
+# Made before a fork, after which torch waits for its own threads in operators on many elements.
 FORKED = torch.arange(16_000) % ROWS, torch.ones(ROWS, 32), torch.arange(0, 16_000, 10)
 
 
