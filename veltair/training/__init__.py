@@ -4,8 +4,9 @@
 `embedding_bag`, `gru` and `augru` are the functions behind the modules. They are torch custom operators, so that
 autograd and `torch.compile` know them, and standard operators where a model is exported.
 
-`embedding_bags`, `sums` and `recurrent` have an operator each and its gradient; `native_calls` checks what they are
-given and calls the kernels in `native/`, which `thread_pool.c` runs on as many threads as `torch.get_num_threads()`.
+`bag_operators` (behind `embedding_bags`), `sums` and `recurrent` register operators and gradients; `export` has what
+modules are made of while they are exported; `native_calls` checks what operators are given and calls the kernels in
+`native/`, which `thread_pool.c` runs on as many threads as `torch.get_num_threads()` says.
 """
 
 from veltair.training.embedding_bags import EmbeddingBag, RowWiseAdagrad, embedding_bag

@@ -82,12 +82,14 @@ def address(tensor: torch.Tensor | None) -> int | None:
 
 def lanes(dtype: torch.dtype) -> int:
     """Elements of a vector of the kernels that this processor gets."""
-    return int(_library().vector_bytes()) // dtype.itemsize
+    width: int = _library().vector_bytes() // dtype.itemsize
+    return width
 
 
 def tasks_of(work: int, most: int) -> int:
     """Into how many tasks an operation on `work` elements is cut, `most` at most: some for each thread."""
-    return max(1, min(work // WORK_OF_A_TASK, 4 * torch.get_num_threads(), most))
+    threads: int = torch.get_num_threads()
+    return max(1, min(work // WORK_OF_A_TASK, 4 * threads, most))
 
 
 def check_real(name: str, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> None:
@@ -115,6 +117,8 @@ def check_ids(ids: torch.Tensor, rows: int, what: str, absent: bool = False) -> 
 
 def check_offsets(offsets: torch.Tensor, count: int) -> None:
     """Raises DataError, which says where, unless offsets (bags + 1) rise from 0 to `count`."""
+    if offsets.numel() > MOST_IDS:
+        raise DataError(f"offsets: {offsets.numel()} of bags; expected less than 2**32")
     at = _library().check_offsets(offsets.data_ptr(), offsets.numel() - 1, count)
     if at >= 0:
         found = int(offsets[at])
