@@ -86,6 +86,16 @@ def lanes(dtype: torch.dtype) -> int:
     return width
 
 
+def limit_vectors(most_bytes: int) -> int:
+    """Calls kernels with vectors of at most 64, 32 or 16 bytes (AVX-512, AVX2, any); the bytes that it comes to.
+
+    For tests, between operators: what a recurrent layer keeps for its gradient has the width of the vectors.
+    """
+    _library().limit_vector_bytes(_WORD(most_bytes))
+    width: int = _library().vector_bytes()
+    return width
+
+
 def tasks_of(work: int, most: int) -> int:
     """Into how many tasks an operation on `work` elements is cut, `most` at most: some for each thread."""
     threads: int = torch.get_num_threads()

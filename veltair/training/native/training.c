@@ -38,12 +38,18 @@ EXPORT int64_t check_offsets(const int64_t *offsets, int64_t bags, int64_t count
 
 enum { PLAIN, AVX2, AVX512 };
 
+static int64_t most_vector_bytes = 64;
+
 static int vector_isa(void) {
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq"))
+  if (most_vector_bytes >= 64 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
     return AVX512;
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? AVX2 : PLAIN;
+  return most_vector_bytes >= 32 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? AVX2 : PLAIN;
 }
+
+/* Of the kernels that this processor could run, those with vectors of at most so many bytes: every kernel is tested on
+ * one machine. */
+EXPORT void limit_vector_bytes(int64_t bytes) { most_vector_bytes = bytes; }
 
 KERNELS(bag_forward)
 KERNELS(bag_weights_backward)
