@@ -10,7 +10,7 @@ demo: $(VENV)/runs
 
 test: lint types docs doctest pytest
 
-NATIVE := $(wildcard profiles/runtime/*.[ch] server/*/*.c loadgen/native/*.[ch] veltair/grpc/native/*.[ch])
+NATIVE := $(wildcard profiles/runtime/*.[ch] server/*/*.c loadgen/native/*.[ch] veltair/grpc/native/*.[ch] veltair/training/native/*.[ch])
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
 # What the project needs to run, in the pinned versions, and the project itself.
@@ -43,7 +43,7 @@ docs: types
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # The examples in docstrings, but of modules that import what is not installed here: torch, TensorFlow.
-NOT_INSTALLED := veltair/api/training/torch_batches.py veltair/api/training/tensorflow_batches.py
+NOT_INSTALLED := veltair/api/training/torch_batches.py veltair/api/training/tensorflow_batches.py veltair/training
 doctest: $(VENV)/ready
 	$(BIN)/pytest --quiet --doctest-modules $(NOT_INSTALLED:%=--ignore=%) \
 		veltair compiler profiles scenarios scheduler server loadgen

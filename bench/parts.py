@@ -80,6 +80,11 @@ def _training_input(at: Settings) -> Sequence[Command]:
     return [("bench.recsys.training_input", "--json", at.result("training"), *at.peer("--tensorflow", at.tensorflow))]
 
 
+def _training_step(at: Settings) -> Sequence[Command]:
+    peer = at.peer("--torch", at.torch)
+    return [("bench.recsys.training_step", "--json", at.result("training-step"), *peer)] if peer else []
+
+
 def _coverage(at: Settings) -> Sequence[Command]:
     exporter = at.peer("--export-python", at.export)
     return [("bench.coverage", "--again", "--times", *exporter, "--out", at.result("coverage"))]
@@ -122,6 +127,7 @@ PARTS = {
     "ember": Part(("ember.json",), _ember),
     "atrec": Part(("atrec.json",), _atrec),
     "training": Part(("training.json",), _training_input),
+    "training-step": Part(("training-step.json",), _training_step),
     "stitching": Part(("stitching.json",), lambda at: [("bench.kernels.stitching", "--json", at.result("stitching"))]),
     "blocks": Part(("blocks.json",), _layer_launch),
     "scheduler": Part(

@@ -43,7 +43,7 @@ FLOORS = {
     ),
     "veltair.profiles": ("artifact", "cache", "records", "runtime"),
     "veltair.server": ("ipc", "protocol", "access", "worker", "engine", "front"),
-    "veltair": ("machine", "grpc", "zoo", "simulation", "api", "ray", "commands"),
+    "veltair": ("machine", "grpc", "training", "zoo", "simulation", "api", "ray", "commands"),
 }
 # Arrows upward that are left, each with its reason.
 UPWARD = {

@@ -1,0 +1,3 @@
+#define ISA plain
+#define VECTOR_BYTES 16
+#include "kernels.h"
