@@ -75,6 +75,15 @@ def fusions() -> str:
     return markdown_table(["fusion", "subgraph", "threads", "ms", *peers], rows)
 
 
+def training_steps() -> str:
+    rows = [
+        [step, *(f"{engines[name]:,.1f}" if name in engines else "" for name in ("veltair", "torch", "fbgemm"))]
+        + [f"{engines['veltair'] / max(engines[name] for name in engines if name != 'veltair'):.2f}x"]
+        for step, engines in _read("training-step")["steps_per_s"].items()
+    ]
+    return markdown_table(["steps a second", "veltair", "torch", "FBGEMM", "veltair over the best other"], rows)
+
+
 def feature_columns() -> str:
     found = _read("columns")
     rows = []
