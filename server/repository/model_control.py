@@ -155,7 +155,7 @@ class ModelControl:
             except ConfigError as error:
                 raise RequestError(f"nothing is reloaded: {error}") from None
             before, self._config = self._entries, config
-            self._entries = entries | {name: before[name] for name in broken if name in before}  # which go on as they are
+            self._entries = entries | {name: before[name] for name in before.keys() & broken.keys()}
             failure = next((f"{name} is not loaded: {reason}" for name, reason in broken.items()), None)
             for name in before.keys() - self._entries.keys():
                 for served in self._live(name):

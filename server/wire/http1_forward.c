@@ -73,7 +73,7 @@ static bool may_ask(http1 *on) {
  * the offer ends here, since uvicorn would take the body behind it for that protocol's. */
 static void decline_upgrade(http1 *on) {
   const head_part *offer = &on->head.upgrade;
-  if (offer->size) memset(on->in.memory + on->in.begin + offer->begin, ' ', offer->size);
+  if (offer->size && !on->head.opaque) memset(on->in.memory + on->in.begin + offer->begin, ' ', offer->size);
 }
 
 static void begin(http1 *on, enum http1_state state) {

@@ -19,7 +19,7 @@ def read_regular_file(path: Path, most_bytes: int) -> bytes:
     OSError: [Errno 22] expected a file: '/dev/zero'
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
+    with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "expected a file", str(path))
         content = file.read(most_bytes + 1)

@@ -188,6 +188,9 @@ def test_what_cannot_be_asked_for(repository: Path, tmp_path: Path) -> None:
                 for name in ("none", "../models/mlp", "a" * 300):
                     with pytest.raises(InferenceServerException):
                         change(name)
+            for sent in ({"config": "{}"}, {"config": "{}", "files": {"file:1/model.onnx": b"0"}}):
+                with pytest.raises(InferenceServerException, match="models come from their folders alone"):
+                    client.load_model("mlp", **sent)
         assert both(http, rpc) == {(1.0, "1")}
         http.unload_model("mlp")
         http.unload_model("mlp")  # it is gone already
@@ -276,10 +279,9 @@ def test_wrong_settings_leave_a_model_serving(artifacts: Path, tmp_path: Path) -
             assert both(http, rpc) == {(1.0, "1")}
             assert both(http, rpc, model="spare") == {(2.0**LAYERS, "1")}
 
-        settings.write_text("qos_ms = soon")
-        refused("mlp is not loaded: mlp/tenant.toml: not valid TOML")
-        settings.write_text("a = " + "[" * 5000)
-        refused("nested too deeply")
+        for wrong, says in (("qos_ms = soon", "mlp/tenant.toml: not valid TOML"), ("a = " + "[" * 5000, "too deeply")):
+            settings.write_text(wrong)
+            refused(says)
         settings.unlink()
         os.mkfifo(settings)
         refused("mlp/tenant.toml: cannot be read: expected a file")
