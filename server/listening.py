@@ -84,7 +84,7 @@ class HttpServer(uvicorn.Server):
             lifespan="off",
             server_header=False,
             log_config=None,
-            log_level="warning",
+            log_level="error",  # it warns of each malformed request, of which clients may send many
             access_log=False,
             timeout_keep_alive=math.ceil(idle_s),
             timeout_graceful_shutdown=int(FLUSH_S),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +13,9 @@ import msgspec
 
 from veltair.access_config import ClientConfig, Name, TlsConfig, check_clients
 from veltair.errors import ConfigError
+from veltair.machine.regular_file import read_regular_file
 from veltair.schema_errors import with_key_first
-from veltair.toml_file import read_toml
+from veltair.toml_file import MOST_BYTES, read_toml
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 PositiveReal = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -136,7 +138,7 @@ class CounterCoefficients(msgspec.Struct, frozen=True):
 def read_counter_coefficients(path: Path) -> CounterCoefficients:
     """Read a file of `veltair profile --fit-proxy`. Raises ConfigError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=CounterCoefficients)
+        return msgspec.json.decode(read_regular_file(path, MOST_BYTES), type=CounterCoefficients)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except msgspec.MsgspecError as error:
@@ -156,7 +158,7 @@ def read_config(path: Path, server: Mapping[str, Any] = MappingProxyType({})) ->
 
 def read_tenant(path: Path, name: str, artifact: Path) -> TenantConfig:
     """A model of the repository: `path` may hold its settings, or not be there. Raises ConfigError."""
-    raw = read_toml(path) if path.exists() else {}
+    raw = read_toml(path) if os.path.lexists(path) else {}
     for key in ("name", "artifact"):
         if key in raw:
             raise ConfigError(f"{path}: {key}: the folder says it")

@@ -32,6 +32,7 @@ from veltair.profiles.artifact.summary import summarize
 from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile, TensorSpec
 
 MANIFEST, WEIGHTS, KERNELS, COLUMNS = "manifest.json", "weights.bin", "kernels.so", "columns.toml"
+MOST_MANIFEST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)

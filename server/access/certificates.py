@@ -11,8 +11,10 @@ from typing import Protocol
 
 from veltair.access_config import TlsConfig
 from veltair.errors import ConfigError
+from veltair.machine.regular_file import read_regular_file
 
 LOOK_S = 5.0  # between two looks at the files
+MOST_BYTES = 16 << 20  # of each
 
 _log = logging.getLogger("veltair.server")
 
@@ -82,7 +84,7 @@ def _check(tls: TlsConfig) -> None:
     for key in ("certificate", "key", "client_authorities"):
         try:
             if (path := getattr(tls, key)) is not None:
-                Path(path).read_bytes()
+                read_regular_file(Path(path), MOST_BYTES)
         except OSError as error:
             raise ConfigError(f"server.tls.{key}: {path}: {error.strerror}") from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -21,6 +21,7 @@ from veltair.grpc.server import Server, methods_by_path
 from veltair.grpc.server_call import Method
 from veltair.server.access.callers import Access
 from veltair.server.access.grpc_access import with_access
+from veltair.server.front.http_body import only_value
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService, wants_trace
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.ipc.stages import server_timing
@@ -28,6 +29,7 @@ from veltair.server.protocol.compressed_body import inflate
 from veltair.server.protocol.grpc_codec import GrpcRequest, decode_request, encode_response, parse_request
 from veltair.server.protocol.health_checks import HealthChecks
 from veltair.server.protocol.infer_request import InferRequest
+from veltair.server.protocol.repository_request import check_control, check_repository
 from veltair.server.wire.io_threads import IoThreads
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
@@ -92,11 +94,11 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
                 grpc_request, learner = parse_request(memoryview(raw), len(raw)), None
             message = grpc_request.message
             request = decode_request(grpc_request)
+            tenant = only_value(_metadata(context, TENANT_HEADER), TENANT_HEADER)
         except RequestError:
             self._service.metrics.malformed_requests += 1
             raise
         left_s = context.time_remaining()
-        tenant = _metadata(context, TENANT_HEADER)
         traces = self._service.traces
         inferred = await self._service.infer(
             message.model_name,
@@ -105,7 +107,7 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             arrival_ns=arrival_ns,
             tenant=tenant,
             deadline_ns=None if left_s is None else arrival_ns + int(left_s * 1e9),
-            trace=None if traces is None else traces.begin(_all_metadata(context, "traceparent"), "grpc"),
+            trace=None if traces is None else traces.begin(_metadata(context, "traceparent"), "grpc"),
         )
         named = message.model_name, inferred.served.version, request.id
         response = encode_response(*named, inferred.outputs, inferred.parameters, inferred.stored)
@@ -172,15 +174,20 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         )
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
+        check_repository(request.repository_name)
         rows = [row for row in self._service.repository_index() if not request.ready or row["state"] == "READY"]
         return pb.RepositoryIndexResponse(models=[pb.RepositoryIndexResponse.ModelIndex(**row) for row in rows])
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
-        await self._service.require_control(f"{request.model_name!r:.80} is not loaded").load(request.model_name)
+        control = self._service.require_control(what := f"{request.model_name!r:.80} is not loaded")
+        check_control(request.parameters, request.repository_name, what)
+        await control.load(request.model_name)
         return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
-        await self._service.require_control(f"{request.model_name!r:.80} is not unloaded").unload(request.model_name)
+        control = self._service.require_control(what := f"{request.model_name!r:.80} is not unloaded")
+        check_control(request.parameters, request.repository_name, what)
+        await control.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
 
@@ -193,11 +200,7 @@ for _method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
         setattr(InferenceServicer, _method.name, _unsupported)
 
 
-def _metadata(context: Any, key: str) -> str:
-    return next(iter(_all_metadata(context, key)), "")
-
-
-def _all_metadata(context: Any, key: str) -> list[str]:
+def _metadata(context: Any, key: str) -> list[str]:
     return [value for name, value in context.invocation_metadata() or () if name == key and isinstance(value, str)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -63,6 +63,17 @@ class BodyMemory:
             self.held_bytes -= own
 
 
+def only_value(values: Sequence[str], name: str) -> str:
+    """Of a header that means something once: of two, another reader may take the other. Raises RequestError.
+
+    >>> only_value(["a"], "veltair-tenant"), only_value([], "veltair-tenant")
+    ('a', '')
+    """
+    if len(values) > 1:
+        raise RequestError(f"{name} is given {len(values)} times, expected once")
+    return values[0] if values else ""
+
+
 async def read_body(request: Request, limit_bytes: int, hold: Callable[[int], None] = lambda size: None) -> bytes:
     """`hold` counts the bytes.
 
@@ -94,7 +105,7 @@ async def _decode(request: Request, body: bytes, parser: JsonParser, limit_bytes
     coding = request.headers.get("content-encoding", "")
     if coding:  # unpacking releases the interpreter lock
         body = await asyncio.to_thread(inflate, body, coding, limit_bytes)
-    length = request.headers.get(HEADER_LENGTH, "")
+    length = only_value(request.headers.getlist(HEADER_LENGTH), HEADER_LENGTH)
     if length and not (length.isascii() and length.isdecimal() and len(length) < 20):
         raise RequestError(f"{HEADER_LENGTH} is a count of bytes, got {length!r:.40}")
     header_bytes = int(length) if length else None

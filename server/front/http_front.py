@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from veltair.errors import QueryError, RefusedError, RequestError, TooLargeError, UnsupportedError
 from veltair.server.front import metrics
-from veltair.server.front.http_body import HEADER_LENGTH, read_body, read_infer_request
+from veltair.server.front.http_body import HEADER_LENGTH, only_value, read_body, read_infer_request
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService, wants_trace
 from veltair.server.front.monitor.api_description import ApiPages
 from veltair.server.front.monitor.dashboard import Dashboard
@@ -32,6 +32,7 @@ from veltair.server.protocol.compressed_body import deflate, response_coding
 from veltair.server.protocol.failed_queries import CLIENT_CLOSED, one_line
 from veltair.server.protocol.http_codec import encode_response
 from veltair.server.protocol.json_parser import INLINE_BYTES
+from veltair.server.protocol.repository_request import check_control_body, wants_ready
 
 RETRY_AFTER_S = 1
 
@@ -106,6 +107,7 @@ async def _cancel_on_disconnect(request: Request, task: asyncio.Task[Any]) -> No
 def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner | None) -> None:
     async def infer(request: Request) -> Response:
         try:
+            tenant = only_value(request.headers.getlist(TENANT_HEADER), TENANT_HEADER)
             received = await read_infer_request(request, service.parser, service.body_limit_bytes, service.bodies)
         except RequestError:
             service.metrics.malformed_requests += 1
@@ -118,7 +120,6 @@ def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner
         watch = asyncio.create_task(_cancel_on_disconnect(request, task))
         decoded = received.request
         model, version = request.path_params["model"], request.path_params.get("version", "")
-        tenant = request.headers.get(TENANT_HEADER, "")
         traces = service.traces
         trace = None if traces is None else traces.begin(request.headers.getlist("traceparent"), "http")
         try:
@@ -211,19 +212,15 @@ def _add_server(app: FastAPI, service: InferenceService) -> None:
 
     @app.post("/v2/repository/index")
     async def index(request: Request) -> Response:
-        body = await read_body(request, INLINE_BYTES)
-        try:
-            asked = msgspec.json.decode(body or b"{}", type=dict[str, Any])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise RequestError(f"repository index: {error}") from None
-        rows = service.repository_index()
-        return _json([row for row in rows if row["state"] == "READY"] if asked.get("ready") is True else rows)
+        ready = wants_ready(await read_body(request, INLINE_BYTES))
+        return _json([row for row in service.repository_index() if not ready or row["state"] == "READY"])
 
     @app.post("/v2/repository/models/{model}/{action}")
-    async def control(model: str, action: str) -> Response:
+    async def control(model: str, action: str, request: Request) -> Response:
         if action not in ("load", "unload"):
             raise HTTPException(404)
-        control = service.require_control(f"{model!r:.80} is neither loaded nor unloaded")
+        control = service.require_control(what := f"{model!r:.80} is not {action}ed")
+        check_control_body(await read_body(request, INLINE_BYTES), what)
         await (control.load(model) if action == "load" else control.unload(model))
         return _json({})
 

@@ -85,6 +85,9 @@ class OriginCheck:
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         headers = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        hosts = sum(name == b"host" for name, _ in scope["headers"])
+        if hosts > 1 or (not hosts and scope["http_version"] == "1.1"):  # RFC 9112, 3.2
+            return 400, f"a request has one Host header, this one has {hosts or 'none'}"
         host = headers.get(b"host")
         if host is not None and not is_known(host, self._hosts):
             return 421, f"this server is not called {host!r:.80}; `hosts` under [server] adds names"

@@ -195,6 +195,8 @@ class ArtifactLoader:
         self._process = self._channel = None
 
     def _running(self) -> Channel[FromLoader]:
+        if self._process is not None and self._process.poll() is not None:  # it died with nothing to do
+            self._end_process()
         if self._channel is None:
             ours, theirs = socket_pair()
             command = [sys.executable, "-P", "-m", __name__, str(os.getpid()), str(theirs.fileno())]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from veltair.errors import ArtifactError
-from veltair.profiles.artifact.artifact_folder import KERNELS, MANIFEST, WEIGHTS, decode_manifest
+from veltair.machine.regular_file import read_regular_file
+from veltair.profiles.artifact.artifact_folder import KERNELS, MANIFEST, MOST_MANIFEST_BYTES, WEIGHTS, decode_manifest
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.profiles.artifact.sealed_artifact import SealedFiles
 from veltair.server.ipc.tensor_pool import lay_out_region
@@ -38,7 +39,7 @@ class FoundArtifact:
 def look_at(path: Path) -> FoundArtifact:
     """What lies in a folder; only the manifest is read. Raises ArtifactError."""
     try:
-        raw = (path / MANIFEST).read_bytes()
+        raw = read_regular_file(path / MANIFEST, MOST_MANIFEST_BYTES)
         weights, kernels = ((path / name).stat().st_size for name in (WEIGHTS, KERNELS))
     except OSError as error:
         raise ArtifactError(f"{path}: no model artifact there ({error.strerror})") from None

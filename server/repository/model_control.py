@@ -18,7 +18,6 @@ from veltair.server.repository.memory_room import MemoryRoom
 from veltair.server.repository.model_folders import (
     WantedVersion,
     configured_models,
-    scan_repository,
     wanted_versions,
     without_folder,
 )
@@ -62,11 +61,13 @@ class ModelControl:
         Those that do not fit into `max_resident_bytes` are checked, and come with their first query. Raises
         ArtifactError or ConfigError for those of the configuration.
         """
-        self._entries = dict(configured_models(self._config))
+        self._entries, broken = await asyncio.to_thread(configured_models, self._config)
+        for name, reason in broken.items():
+            self._states[name, "1"] = ModelState("UNAVAILABLE", reason)
         wanted: list[WantedVersion] = []
         for entry in self._entries.values():
             try:
-                wanted += wanted_versions(entry)
+                wanted += await asyncio.to_thread(wanted_versions, entry)
             except ArtifactError as error:
                 self._leave_out(entry, "1", error)
         first = await self.room.first(wanted)
@@ -106,14 +107,16 @@ class ModelControl:
         cannot be loaded; what was served of it before still is then.
         """
         async with self._one_at_a_time:
-            if self._config.server.repository is not None:
-                self._entries |= scan_repository(Path(self._config.server.repository))
-            entry = self._entry(name)
             try:
-                await self._load(entry, wake=True)
-            except ArtifactError as error:
+                found = await asyncio.to_thread(configured_models, self._config)
+                self._entries |= found.entries
+                if name in found.broken:
+                    raise ConfigError(found.broken[name])
+                await self._load(self._entry(name), wake=True)
+            except (ArtifactError, ConfigError) as error:
                 _log.error("%s is not loaded: %s", name, error)
-                raise RequestError(f"{name} is not loaded: {without_folder(entry, error)}") from None
+                reason = without_folder(self._entries.get(name), error)
+                raise RequestError(f"{name} is not loaded: {reason}") from None
 
     @to_its_end
     async def unload(self, name: str) -> None:
@@ -141,7 +144,8 @@ class ModelControl:
     async def _reload(self) -> list[str]:
         async with self._one_at_a_time:
             try:
-                config = self.read_config()
+                config = await asyncio.to_thread(self.read_config)
+                entries, broken = await asyncio.to_thread(configured_models, config)
             except ConfigError as error:
                 raise RequestError(f"the configuration is not read again: {error}") from None
             if config.server != self._config.server:
@@ -151,8 +155,8 @@ class ModelControl:
             except ConfigError as error:
                 raise RequestError(f"nothing is reloaded: {error}") from None
             before, self._config = self._entries, config
-            self._entries = dict(configured_models(config))
-            failure = None
+            self._entries = entries | {name: before[name] for name in before.keys() & broken.keys()}
+            failure = next((f"{name} is not loaded: {reason}" for name, reason in broken.items()), None)
             for name in before.keys() - self._entries.keys():
                 for served in self._live(name):
                     await self._unload(served)
@@ -212,7 +216,7 @@ class ModelControl:
         """`anew`: its settings have changed. `wake`: what has left memory comes back."""
         done = []
         try:
-            wanted = wanted_versions(entry)
+            wanted = await asyncio.to_thread(wanted_versions, entry)
             for each in wanted:
                 before = next((served for served in self._live(entry.name) if served.version == each.version), None)
                 if await self._load_version(each, before, anew=anew, wake=wake):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,15 +24,27 @@ class WantedVersion(NamedTuple):
     path: Path
 
 
+class FoundModels(NamedTuple):
+    """Models by name; and of those whose settings are wrong, what is, in words for clients.
+
+    ::
+
+        FoundModels({"resnet50": entry}, {"dlrm": "dlrm/tenant.toml: qos_ms: expected `float`, got `str`"})
+    """
+
+    entries: dict[str, TenantConfig]
+    broken: dict[str, str]
+
+
 def find_versions(folder: Path) -> dict[str, Path]:
     """The artifacts of a model by version, ascending. Raises ArtifactError where there is none."""
-    if (folder / MANIFEST).exists():
-        return {"1": folder}
     try:
+        if (folder / MANIFEST).exists():
+            return {"1": folder}
         found = [entry for entry in folder.iterdir() if entry.name.isascii() and entry.name.isdigit()]
+        versions = {str(int(entry.name)): entry for entry in found if (entry / MANIFEST).exists()}
     except OSError as error:
         raise ArtifactError(f"{folder}: no model artifact there ({error.strerror})") from None
-    versions = {str(int(entry.name)): entry for entry in found if (entry / MANIFEST).exists()}
     if not versions:
         raise ArtifactError(f"{folder}: no model artifact there, nor one in a folder with a number")
     return dict(sorted(versions.items(), key=lambda item: int(item[0])))
@@ -53,8 +65,8 @@ def choose_versions(asked: Literal["all"] | int | tuple[int, ...], found: Sequen
     return [version for version in found if int(version) in asked]
 
 
-def scan_repository(folder: Path) -> Mapping[str, TenantConfig]:
-    """The models of the repository by name. What is wrong with one is logged, and the others are found all the same.
+def scan_repository(folder: Path) -> FoundModels:
+    """The models of the repository. What is wrong with one is logged, and the others are found all the same.
 
     Raises ConfigError where the folder cannot be read.
     """
@@ -62,12 +74,13 @@ def scan_repository(folder: Path) -> Mapping[str, TenantConfig]:
         entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.is_dir())
     except OSError as error:
         raise ConfigError(f"server.repository: {folder}: {error.strerror}") from None
-    found = {}
+    found = FoundModels({}, {})
     for entry in entries:
         try:
-            found[entry.name] = read_tenant(entry / SETTINGS, entry.name, entry)
+            found.entries[entry.name] = read_tenant(entry / SETTINGS, entry.name, entry)
         except ConfigError as error:
             _log.error("%s", error)
+            found.broken[entry.name] = str(error).replace(str(entry), entry.name)
     return found
 
 
@@ -77,13 +90,19 @@ def wanted_versions(entry: TenantConfig) -> list[WantedVersion]:
     return [WantedVersion(entry, version, found[version]) for version in choose_versions(entry.versions, list(found))]
 
 
-def configured_models(config: ServeConfig) -> Mapping[str, TenantConfig]:
-    """All models by name; a tenant of the configuration goes before a model of the repository with its name."""
+def configured_models(config: ServeConfig) -> FoundModels:
+    """All models; a tenant of the configuration goes before a model of the repository with its name.
+
+    Raises ConfigError where the repository cannot be read.
+    """
     own = {tenant.name: tenant for tenant in config.tenants}
-    repository = config.server.repository
-    return own if repository is None else {**scan_repository(Path(repository)), **own}
+    if config.server.repository is None:
+        return FoundModels(own, {})
+    found = scan_repository(Path(config.server.repository))
+    broken = {name: reason for name, reason in found.broken.items() if name not in own}
+    return FoundModels({**found.entries, **own}, broken)
 
 
-def without_folder(entry: TenantConfig, error: VeltairError) -> str:
+def without_folder(entry: TenantConfig | None, error: VeltairError) -> str:
     """What went wrong, for clients: they need not know where models lie."""
-    return str(error).replace(entry.artifact, entry.name)
+    return str(error) if entry is None else str(error).replace(entry.artifact, entry.name)

@@ -59,7 +59,9 @@ static void refuse_http(call *of) {
 
 /* Whether the head is one of a call; what it says is kept. */
 static bool read_head(call *new, const hpack_field *fields, int count) {
+  const char *const tenant = new->asker.connection->thread->wire->tenant_header;
   bool post = false, grpc = false, infer = false, plain = true, timely = true;
+  int tenants = 0, authorizations = 0;
   for (int i = 0; i < count; i++) {
     const hpack_field *field = &fields[i];
     if (is(field, ":method")) post = has(field, "POST");
@@ -69,10 +71,11 @@ static bool read_head(call *new, const hpack_field *fields, int count) {
     else if (is(field, "grpc-timeout")) {
       new->asker.deadline_ns = deadline_of(field, new->asker.arrival_ns);
       timely = new->asker.deadline_ns;
-    }
+    } else if (is(field, tenant)) tenants++;
+    else if (is(field, "authorization")) authorizations++;
   }
   new->infers = infer;
-  new->answerable = infer && plain && timely;
+  new->answerable = infer && plain && timely && tenants <= 1 && authorizations <= 1;
   return post && grpc;
 }
 

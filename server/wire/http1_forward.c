@@ -69,8 +69,16 @@ static bool may_ask(http1 *on) {
   return on->asks_python;
 }
 
+/* Nobody here speaks another protocol, and a client that offers one wants its answer in this one then (RFC 9110, 7.8):
+ * the offer ends here, since uvicorn would take the body behind it for that protocol's. */
+static void decline_upgrade(http1 *on) {
+  const head_part *offer = &on->head.upgrade;
+  if (offer->size && !on->head.opaque) memset(on->in.memory + on->in.begin + offer->begin, ' ', offer->size);
+}
+
 static void begin(http1 *on, enum http1_state state) {
   connection *at = on->asker.connection;
+  decline_upgrade(on);
   if (!may_ask(on)) {
     const refusal *why = &at->thread->wire->refusals[BUSY];
     budget_refuse(&at->thread->wire->budgets, BUSY);

@@ -91,18 +91,19 @@ static bool may_become_line(text line, size_t fresh) {
 }
 
 /* What decides where a message ends. False: it cannot be told. */
-static bool read_framing(http1_head *head, text name, text value) {
+static bool read_framing(http1_head *head, const uint8_t *bytes, text name, text value) {
   if (same(name, "content-length")) {
     if (head->has_body || !read_number(value, &head->body)) return false;
     head->has_body = true;
   } else if (same(name, "transfer-encoding")) {
     head->opaque = head->opaque || head->chunked || !same(value, "chunked");
     head->chunked = true;
-  } else if (same(name, "upgrade")) {
-    head->opaque = true;
   } else if (same(name, "connection")) {
     head->closes = head->closes || lists(value, "close");
-    head->opaque = head->opaque || lists(value, "upgrade");
+    if (lists(value, "upgrade")) {
+      head->opaque = head->opaque || head->upgrade.size; /* only one is taken away */
+      head->upgrade = (head_part){(uint32_t)(value.bytes - bytes), (uint32_t)value.size};
+    }
   }
   return true;
 }
@@ -189,7 +190,7 @@ static bool names_us(text host, const char *hosts) {
 
 static bool request_field(http1_head *head, const uint8_t *bytes, text name, text value, const char *tenant,
                           const char *hosts) {
-  if (!read_framing(head, name, value)) return false;
+  if (!read_framing(head, bytes, name, value)) return false;
   if (same(name, "inference-header-content-length")) {
     if (head->has_json || !read_number(value, &head->json)) head->answerable = false;
     head->has_json = true;
@@ -205,7 +206,8 @@ static bool request_field(http1_head *head, const uint8_t *bytes, text name, tex
              same(name, "sec-fetch-site")) {
     head->answerable = false;
   } else if (same(name, "host")) {
-    if (!names_us(value, hosts)) head->answerable = false;
+    if (head->has_host || !names_us(value, hosts)) head->answerable = false;
+    head->has_host = true;
   } else if (same(name, "accept-encoding")) { /* compressed_body.response_coding */
     if (same(value, "gzip") || same(value, "deflate")) head->answerable = false;
   }
@@ -233,7 +235,7 @@ enum head_state http1_read_request(http1_head *head, const uint8_t *bytes, size_
       head->bytes = head->line;
       /* Whose end is told in two ways, or in a way that its version does not know, may be taken for another. */
       head->opaque = head->opaque || (head->chunked && (head->has_body || head->old));
-      head->answerable = head->answerable && head->has_body && head->body && !head->opaque;
+      head->answerable = head->answerable && head->has_body && head->body && !head->opaque && (head->has_host || head->old);
       if (head->has_json && head->json > head->body) head->answerable = false;
       if (!head->has_json) head->json = head->body;
       return HEAD_COMPLETE;
@@ -261,7 +263,7 @@ enum head_state http1_read_response(http1_head *head, const uint8_t *bytes, size
       if (!status_line(head, line)) return HEAD_STRANGE;
       head->begun = true;
     } else if (line.size) {
-      if (!split(line, &name, &value) || !read_framing(head, name, value)) return HEAD_STRANGE;
+      if (!split(line, &name, &value) || !read_framing(head, bytes, name, value)) return HEAD_STRANGE;
     } else {
       head->bytes = head->line;
       head->opaque = head->opaque || head->chunked;

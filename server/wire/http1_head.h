@@ -26,16 +26,17 @@ typedef struct {
   uint64_t body;           /* Content-Length; 0 without */
   bool has_body;           /* there is a Content-Length */
   bool closes;             /* Connection: close, or HTTP/1.0 */
-  bool opaque;             /* an upgrade, or a coding of the transfer: only the two ends know where it ends */
+  bool opaque;             /* a coding of the transfer, or two upgrades: only the two ends know where it ends */
   bool chunked;            /* its body is in chunks, of a response at least */
   bool old;                /* HTTP/1.0 */
   /* Of requests. */
   bool to_head;    /* its method is HEAD */
   bool infers;     /* it is inference */
   bool answerable; /* inference without peculiarities */
-  bool has_json, has_tenant, has_authorization;
+  bool has_host, has_json, has_tenant, has_authorization;
   uint64_t json; /* Inference-Header-Content-Length */
   head_part path, tenant, authorization;
+  head_part upgrade; /* the value of the Connection header that offers one; size 0: none does */
   /* Of responses. */
   int status;
 } http1_head;

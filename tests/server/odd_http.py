@@ -22,7 +22,6 @@ LINES = [
     "Inference-Header-Content-Length: 99",
     "Connection: close",
     "Connection: keep-alive",
-    "connection: Upgrade",
     "Upgrade: h2c",
     "Transfer-Encoding: chunked",
     "Transfer-Encoding: identity",

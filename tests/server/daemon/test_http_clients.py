@@ -59,13 +59,15 @@ def test_asyncio(daemon: Daemon) -> None:
     asyncio.run(main())
 
 
-def test_curl(daemon: Daemon, tmp_path: Path) -> None:
+def test_curl(daemon: Daemon, tmp_path: Path, fronts: int) -> None:
     data, headers = body(2, 3)
     (tmp_path / "body").write_bytes(data)
     out, url = tmp_path / "out", f"http://{daemon.http}/v2/models/spin/infer"
     command = ["curl", "-sS", "--data-binary", f"@{tmp_path / 'body'}", "-w", "%{http_code} "]
     command += [flag for header in headers.items() for flag in ("-H", ": ".join(header))]
-    for more in ([], ["--http1.0"], ["-H", "Expect: 100-continue"], ["-H", "Transfer-Encoding: chunked"]):
+    ways = [[], ["--http1.0"], ["-H", "Expect: 100-continue"], ["-H", "Transfer-Encoding: chunked"]]
+    ways += [["--http2"], ["--http2", "-H", "Transfer-Encoding: chunked"]] if fronts else []  # it offers to upgrade
+    for more in ways:
         requests = ["-o", str(out), url] * 3  # over one connection
         found = subprocess.run([*command, *more, *requests], capture_output=True, text=True, timeout=WAIT_S)
         assert found.stdout == "200 200 200 ", found

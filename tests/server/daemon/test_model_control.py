@@ -188,6 +188,9 @@ def test_what_cannot_be_asked_for(repository: Path, tmp_path: Path) -> None:
                 for name in ("none", "../models/mlp", "a" * 300):
                     with pytest.raises(InferenceServerException):
                         change(name)
+            for sent in ({"config": "{}"}, {"config": "{}", "files": {"file:1/model.onnx": b"0"}}):
+                with pytest.raises(InferenceServerException, match="models come from their folders alone"):
+                    client.load_model("mlp", **sent)
         assert both(http, rpc) == {(1.0, "1")}
         http.unload_model("mlp")
         http.unload_model("mlp")  # it is gone already
@@ -254,3 +257,44 @@ def test_a_repository_may_be_empty_at_first(artifacts: Path, tmp_path: Path) -> 
         scaled_mlp(artifacts, repository / "mlp" / "4", 2)
         rpc.load_model("mlp")
         assert both(http, rpc) == {(2.0**LAYERS, "4")}
+
+
+def test_wrong_settings_leave_a_model_serving(artifacts: Path, tmp_path: Path) -> None:
+    """Also files that are none, whose reader would wait for ever, and a repository that is away for a while."""
+    repository, own = tmp_path / "models", tmp_path / "own"
+    scaled_mlp(artifacts, repository / "mlp" / "1", 1)
+    scaled_mlp(artifacts, repository / "spare" / "1", 2)
+    scaled_mlp(artifacts, own, 3)
+    text = configuration(tmp_path, repository=str(repository), **OPTIONS)
+    settings, config = repository / "mlp" / "tenant.toml", tmp_path / "serve.toml"
+    with running(tmp_path, text + f'[[tenants]]\nname = "own"\nartifact = "{own}"\n') as daemon:
+        http, rpc = triton_http.InferenceServerClient(daemon.http), triton_grpc.InferenceServerClient(daemon.grpc)
+
+        def refused(says: str) -> None:
+            for asks in (lambda: http.load_model("mlp"), lambda: rpc.load_model("mlp")):
+                with pytest.raises(InferenceServerException, match=says):
+                    asks()
+            status, answer = reload(daemon)
+            assert (status, says in answer["error"]) == (400, True), answer
+            assert both(http, rpc) == {(1.0, "1")}
+            assert both(http, rpc, model="spare") == {(2.0**LAYERS, "1")}
+
+        for wrong, says in (("qos_ms = soon", "mlp/tenant.toml: not valid TOML"), ("a = " + "[" * 5000, "too deeply")):
+            settings.write_text(wrong)
+            refused(says)
+        settings.unlink()
+        os.mkfifo(settings)
+        refused("mlp/tenant.toml: cannot be read: expected a file")
+        settings.unlink()
+        repository.rename(tmp_path / "away")
+        refused("No such file or directory")
+        (tmp_path / "away").rename(repository)
+        scaled_mlp(artifacts, repository / "own" / "1", 4)  # the configuration's tenant goes before it
+        http.load_model("own")
+        assert both(http, rpc, model="own") == {(3.0**LAYERS, "1")}
+        config.rename(tmp_path / "kept")
+        os.mkfifo(config)
+        assert "expected a file" in reload(daemon)[1]["error"]
+        assert both(http, rpc) == {(1.0, "1")}
+        http.close()
+        rpc.close()

@@ -19,6 +19,8 @@ def status(
     path: str = INFER,
     hosts: frozenset[str] = frozenset(("localhost",)),
     origins: tuple[str, ...] = (),
+    version: str = "1.0",
+    more: tuple[tuple[bytes, bytes], ...] = (),
     **headers: str,
 ) -> int:
     """What a request gets; 200 from the application behind the check."""
@@ -34,7 +36,7 @@ def status(
         raise AssertionError("the body is not read")
 
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": "http", "method": method, "path": path, "headers": raw}
+    scope = {"type": "http", "method": method, "path": path, "http_version": version, "headers": [*raw, *more]}
     asyncio.run(OriginCheck(app, hosts, origins)(scope, receive, send))
     return int(sent[0]["status"])
 
@@ -49,6 +51,12 @@ def test_names_that_lead_here() -> None:
     assert status("GET", host="any.example", hosts=known_hosts("0.0.0.0", None)) == 200
     assert status("GET", host="any.example", hosts=known_hosts("0.0.0.0", ["my.host"])) == 421
     assert status("GET", host="any.example", hosts=known_hosts("127.0.0.1", ["*"])) == 200
+
+
+def test_a_request_has_one_host() -> None:
+    assert status("GET", version="1.1") == 400
+    assert status("GET", version="1.1", host="localhost") == 200
+    assert status("GET", version="1.1", host="localhost", more=((b"host", b"localhost"),)) == 400
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost"])

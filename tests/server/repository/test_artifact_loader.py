@@ -60,8 +60,6 @@ def test_a_loader_that_was_killed_comes_back_with_the_next_load(artifacts: Path)
             before = loader._process
             os.kill(before.pid, signal.SIGKILL)
             before.wait()
-            with pytest.raises(ArtifactError, match="has ended; try again"):
-                await loader.load(artifacts / "mlp")
             artifact = await loader.load(artifacts / "mlp")
             assert os.sched_getscheduler(loader._process.pid) == os.SCHED_IDLE  # others still come first
             await loader.release(artifact)
@@ -126,8 +124,6 @@ def test_what_is_open_outlives_the_process_and_is_held_by_the_next(artifacts: Pa
             shutil.rmtree(tmp_path / "mlp")
             loader._process.kill()
             loader._process.wait()
-            with pytest.raises(ArtifactError, match="has ended; try again"):
-                await loader.load(artifacts / "spin")
             assert os.pread(artifact.files.weights, len(content) + 1, 0) == content
             again = await loader.load(artifacts / "spin")
             assert locked_kb(loader._process.pid) == held

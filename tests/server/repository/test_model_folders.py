@@ -1,5 +1,6 @@
 """Which versions a folder has, and which of them are served."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,11 @@ def test_a_repository_has_a_model_in_each_folder_with_its_settings(tmp_path: Pat
     artifact(tmp_path / "a b" / "1")
     artifact(tmp_path / ".hidden" / "1")
     (tmp_path / "README").write_text("no model")
-    found = scan_repository(tmp_path)
+    (tmp_path / "waits" / "1").mkdir(parents=True)
+    os.mkfifo(tmp_path / "waits" / "tenant.toml")
+    found, broken = scan_repository(tmp_path)
+    assert broken["waits"] == "waits/tenant.toml: cannot be read: expected a file"
+    assert sorted(broken) == ["a b", "waits", "wrong"]
     assert list(found) == ["plain", "tuned"]
     assert (found["tuned"].qos_ms, found["tuned"].versions) == (5.0, "all")
     assert found["plain"].artifact == str(tmp_path / "plain")

@@ -36,6 +36,13 @@ def test_over_grpc() -> None:
         assert await shows(("authorization", "Bearer al")) is grpc.StatusCode.UNAUTHENTICATED
         assert await shows(("authorization", "Bearer elsewhere")) is grpc.StatusCode.NOT_FOUND
         assert fronts.asked_python == asked
+        twice = [
+            (("authorization", "Bearer all"),) * 2,
+            (("authorization", "Bearer all"), *[("veltair-tenant", "sums")] * 2),
+        ]
+        assert await shows(*twice[0]) is grpc.StatusCode.UNAUTHENTICATED
+        assert await shows(*twice[1]) is grpc.StatusCode.INVALID_ARGUMENT
+        asked = fronts.asked_python
         assert await shows(("authorization", "Bearer other")) is grpc.StatusCode.OK
         assert fronts.asked_python == asked + 1  # which has a plan of its own from here on
         assert await shows(("authorization", "Bearer other")) is grpc.StatusCode.OK
@@ -56,6 +63,9 @@ def test_over_http() -> None:
         assert await shows(mine) == 200
         assert python.asked_python == asked
         assert await shows() == await shows("Authorization: Bearer al") == await shows(mine, mine) == 401
+        for name in ("Veltair-Tenant: sums", "Inference-Header-Content-Length: 1"):
+            assert await shows(mine, name, name) == 400
+        asked = python.asked_python
         assert await shows("Authorization: Bearer elsewhere") == 404
         assert python.asked_python == asked
         assert await shows("Authorization: Bearer other") == 200

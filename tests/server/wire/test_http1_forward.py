@@ -129,7 +129,10 @@ OPAQUE = {
     "another coding": (b"POST /a HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", OK),
     "chunks and a length": (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n", OK),
     "chunks, which HTTP/1.0 has not": (b"POST /a HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", OK),
-    "upgrade": (b"GET /a HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n", b"HTTP/1.1 101 Switching\r\n\r\n"),
+    "two upgrades": (
+        b"GET /a HTTP/1.1\r\nConnection: Upgrade\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n",
+        b"HTTP/1.1 101 Switching\r\n\r\n",
+    ),
     "garbage": (b"\x16\x03\x01hello", b"what?"),
     "no such version": (b"GET / HTTP/2.0\r\n", b"what?"),
     "a line that is too long": (b"GET /" + b"a" * 9000, b"what?"),
@@ -143,6 +146,22 @@ OPAQUE = {
     "no response": (GET, b"what?" + b"x" * 70_000),
     "a switch": (GET, b"HTTP/1.1 101 Switching\r\nContent-Length: 5\r\n\r\n"),
 }
+
+
+def test_an_upgrade_is_declined_and_its_request_is_one_as_any_other() -> None:
+    async def test(behind: Behind) -> None:
+        begin, end = b"POST /a HTTP/1.1\r\nConnection: ", b"\r\nUpgrade: h2c\r\nContent-Length: 2\r\n\r\nok"
+        client = await behind.client()
+        for _ in range(2):
+            client.send(begin + b"Upgrade, HTTP2-Settings" + end)
+        server = await behind.accepted()
+        for _ in range(2):
+            passed_on = begin + b" " * 23 + end
+            assert await server.reader.readexactly(len(passed_on)) == passed_on
+            server.send(OK)
+            assert await client.reader.readexactly(len(OK)) == OK
+
+    run(test)
 
 
 @pytest.mark.parametrize("case", OPAQUE)
