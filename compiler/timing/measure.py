@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -114,6 +115,24 @@ class Meter:
     def weights(self, kernel: Kernel) -> list[Operand]:
         """The kernel's packed constants as operands; large ones stay in, or go to, a file."""
         return [self._weight(array) for array in kernel.weights]
+
+    @contextmanager
+    def handed_over(self, arrays: Sequence[NDArray[Any]]) -> Iterator[list[Operand]]:
+        """Arrays that a kernel reads, as operands of calls inside the `with` block; large ones lie in files so long.
+
+        On the way through the socket a tensor is copied, and its pages are faulted in, half a dozen times.
+        """
+        with ExitStack() as stack:
+            found: list[Operand] = []
+            for array in arrays:
+                if array.nbytes <= SPILL_BYTES:
+                    found.append(InlineTensor(str(array.dtype), array.shape, array.tobytes()))
+                    continue
+                file = stack.enter_context(tempfile.NamedTemporaryFile(dir=self._scratch.name))
+                write_chunks(array, file)
+                file.flush()
+                found.append(FileTensor(str(array.dtype), array.shape, file.name, 0, lasting=False))
+            yield found
 
     def inputs(self, spec: LayerSpec, batch: int, bounds: Bounds) -> list[Operand]:
         """Random inputs. Inputs that depend on each other are drawn by `LayerParameters.draw_inputs`."""

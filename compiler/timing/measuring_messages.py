@@ -20,7 +20,7 @@ class InlineTensor(msgspec.Struct, frozen=True, tag=True):
 
 
 class FileTensor(msgspec.Struct, frozen=True, tag=True):
-    """A tensor that lies in a file, row-major, from `offset` on.
+    """A tensor that lies in a file, row-major, from `offset` on. A lasting one is named by further requests.
 
     >>> FileTensor("float32", (4, 4), "weights.bin", 64).offset
     64
@@ -30,6 +30,7 @@ class FileTensor(msgspec.Struct, frozen=True, tag=True):
     shape: tuple[int, ...]
     path: str
     offset: int
+    lasting: bool = True
 
 
 class RandomTensor(msgspec.Struct, frozen=True, tag=True):

@@ -155,7 +155,7 @@ class _MeasuringProcess:
     def _array(self, operand: Operand) -> NDArray[Any]:
         if isinstance(operand, FileTensor):
             array = self._mapped[operand] if operand in self._mapped else self._map(operand)
-            if array.nbytes >= KEPT_BYTES:
+            if operand.lasting and array.nbytes >= KEPT_BYTES:
                 self._mapped[operand] = array
             return array
         array = self._empty(operand.shape, operand.dtype)
