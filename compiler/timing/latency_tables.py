@@ -24,8 +24,8 @@ from veltair.profiles.artifact.manifest import LevelSource
 
 log = logging.getLogger(__name__)
 
-# All measurements of a model alone share so much, where that gives each at least LEAST_NS: a kernel of some microseconds
-# runs hundreds of times in it. With 25 ms for each, GhostNet's 289 versions took 100 s.
+# All measurements of a model alone share so much, where that gives each at least LEAST_NS: a kernel of some
+# microseconds runs hundreds of times in it. With 25 ms for each, GhostNet's 289 versions took 100 s.
 SHARED_NS, LEAST_NS = 30_000_000_000, 5_000_000
 PRESSED = 0.4  # of a solo measurement's budget, for one beside co-runners: levels come from the mean over all jobs
 

@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +24,7 @@ from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec
 from veltair.compiler.timing.measuring_messages import (
     FileTensor,
     InlineTensor,
-    KernelOutputs,
+    KernelRan,
     KernelTimes,
     MeasurementFailed,
     Operand,
@@ -34,7 +33,6 @@ from veltair.compiler.timing.measuring_messages import (
     Request,
     Response,
     RunKernel,
-    TensorSequence,
     TimeKernel,
 )
 from veltair.errors import InvariantError, VeltairError
@@ -97,6 +95,7 @@ class Meter:
         self._scratch = tempfile.TemporaryDirectory(prefix="veltair-measure-")
         self._spilled: dict[bytes, Path] = {}  # by the digest of the content
         self._spills = 0
+        self._handed = False  # whether the file of `hand_over` is there
         self._drawn: dict[tuple[str, int], list[Operand]] = {}  # by a layer's symbol and batch
 
     def __enter__(self) -> Self:
@@ -116,42 +115,24 @@ class Meter:
         """The kernel's packed constants as operands; large ones stay in, or go to, a file."""
         return [self._weight(array) for array in kernel.weights]
 
-    @contextmanager
-    def handed_over(self, arrays: Sequence[NDArray[Any]]) -> Iterator[list[Operand]]:
-        """Arrays that a kernel reads, as operands of calls inside the `with` block; large ones lie in files so long.
+    def hand_over(self, arrays: Sequence[NDArray[Any]]) -> list[Operand]:
+        """Arrays that a kernel reads, as operands that last until the next arrays; large ones lie in a file.
 
-        On the way through the socket a tensor is copied, and its pages are faulted in, half a dozen times.
+        On the way through the socket a tensor would be copied, and its pages faulted in, half a dozen times. The file
+        is the same each time, since new pages cost as well.
         """
-        with ExitStack() as stack:
-            found: list[Operand] = []
+        found: list[Operand] = []
+        with (Path(self._scratch.name) / "operands").open("r+b" if self._handed else "w+b") as file:
+            self._handed = True
             for array in arrays:
                 if array.nbytes <= SPILL_BYTES:
                     found.append(InlineTensor(str(array.dtype), array.shape, array.tobytes()))
                     continue
-                file = stack.enter_context(tempfile.NamedTemporaryFile(dir=self._scratch.name))
+                at = -(-file.tell() // mmap.PAGESIZE) * mmap.PAGESIZE
+                file.seek(at)
                 write_chunks(array, file)
-                file.flush()
-                found.append(FileTensor(str(array.dtype), array.shape, file.name, 0, lasting=False))
-            yield found
-
-    def inputs(self, spec: LayerSpec, batch: int, bounds: Bounds) -> list[Operand]:
-        """Random inputs. Inputs that depend on each other are drawn by `LayerParameters.draw_inputs`."""
-        if (spec.symbol, batch) not in self._drawn:
-            rng = np.random.default_rng(0)
-            first = spec.parameters.draw_inputs(batch, rng)
-            if first is None:
-                return input_operands(spec, batch, bounds)
-            contents = [first, *(spec.parameters.draw_inputs(batch, rng) or [] for _ in range(DRAWN - 1))]
-            self._drawn[spec.symbol, batch] = [self._draws(arrays) for arrays in zip(*contents, strict=True)]
-        return self._drawn[spec.symbol, batch]
-
-    def _draws(self, arrays: Sequence[NDArray[Any]]) -> Operand:
-        self._spills += 1
-        path = Path(self._scratch.name) / str(self._spills)
-        with path.open("wb") as file:
-            for array in arrays:
-                write_chunks(array, file)
-        return TensorSequence(str(arrays[0].dtype), arrays[0].shape, str(path), len(arrays))
+                found.append(FileTensor(str(array.dtype), array.shape, file.name, at, lasting=False))
+        return found
 
     def time(
         self,
@@ -177,15 +158,26 @@ class Meter:
         return list(answer.run_ns)
 
     def call(self, library: Path, symbol: str, operands: Sequence[Operand], count: int) -> list[NDArray[Any]]:
-        """Run once on `count` cores; the contents of the `OutputTensor` operands. Raises CandidateError as `time`."""
-        answer = self._ask(symbol, RunKernel(str(library), symbol, tuple(operands), count))
-        if not isinstance(answer, KernelOutputs):
+        """Run once on `count` cores; the contents of the `OutputTensor` operands, which last until the next call.
+
+        Raises CandidateError as `time`.
+        """
+        path = Path(self._scratch.name) / "results"
+        answer = self._ask(symbol, RunKernel(str(library), symbol, tuple(operands), count, str(path)))
+        if not isinstance(answer, KernelRan):
             raise InvariantError(f"the measuring process answered {type(answer).__name__} to RunKernel")
-        results = [operand for operand in operands if isinstance(operand, OutputTensor)]
-        return [
-            np.frombuffer(content, result.dtype).reshape(result.shape)
-            for content, result in zip(answer.contents, results, strict=True)
-        ]
+        found: list[NDArray[Any]] = []
+        at = 0
+        for operand in operands:
+            if isinstance(operand, OutputTensor):
+                empty = 0 in operand.shape  # no mapping of nothing
+                found.append(
+                    np.empty(operand.shape, operand.dtype)
+                    if empty
+                    else np.memmap(path, operand.dtype, "r", at, operand.shape)
+                )
+                at += found[-1].nbytes
+        return found
 
     def forget(self) -> None:
         """Drop the files that `weights` made; operands from before must not be used again."""

@@ -91,9 +91,8 @@ class ReferenceCheck:
 
         A layer without a reference is only run. Raises CandidateError when the version crashes.
         """
-        with meter.handed_over(self._inputs) as inputs:
-            operands = [*inputs, *weights, *result_operands(self.spec, self.batch)]
-            results = meter.call(library, symbol, operands, cores)
+        operands = [*meter.hand_over(self._inputs), *weights, *result_operands(self.spec, self.batch)]
+        results = meter.call(library, symbol, operands, cores)
         for index, (tensor, physical) in enumerate(zip(self.spec.outputs, results, strict=True)):
             found = unpack_activation(tensor, physical)
             expected = self._expected[index] if self._expected else found
