@@ -134,6 +134,25 @@ class Meter:
                 found.append(FileTensor(str(array.dtype), array.shape, file.name, at, lasting=False))
         return found
 
+    def inputs(self, spec: LayerSpec, batch: int, bounds: Bounds) -> list[Operand]:
+        """Random inputs. Inputs that depend on each other are drawn by `LayerParameters.draw_inputs`."""
+        if (spec.symbol, batch) not in self._drawn:
+            rng = np.random.default_rng(0)
+            first = spec.parameters.draw_inputs(batch, rng)
+            if first is None:
+                return input_operands(spec, batch, bounds)
+            contents = [first, *(spec.parameters.draw_inputs(batch, rng) or [] for _ in range(DRAWN - 1))]
+            self._drawn[spec.symbol, batch] = [self._draws(arrays) for arrays in zip(*contents, strict=True)]
+        return self._drawn[spec.symbol, batch]
+
+    def _draws(self, arrays: Sequence[NDArray[Any]]) -> Operand:
+        self._spills += 1
+        path = Path(self._scratch.name) / str(self._spills)
+        with path.open("wb") as file:
+            for array in arrays:
+                write_chunks(array, file)
+        return TensorSequence(str(arrays[0].dtype), arrays[0].shape, str(path), len(arrays))
+
     def time(
         self,
         library: Path,
