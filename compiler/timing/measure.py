@@ -33,6 +33,7 @@ from veltair.compiler.timing.measuring_messages import (
     Request,
     Response,
     RunKernel,
+    TensorSequence,
     TimeKernel,
 )
 from veltair.errors import InvariantError, VeltairError
