@@ -16,7 +16,7 @@ from veltair.compiler.features.random_features import RawValues
 from veltair.compiler.tuning.correctness import largest_errors
 from veltair.errors import ModelError
 from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT
-from veltair.profiles.artifact.manifest import Manifest
+from veltair.profiles.artifact.manifest import ONNX_LAYER, Manifest
 from veltair.profiles.artifact.output_layout import write_tensors
 from veltair.profiles.artifact.ragged_inputs import all_to_ragged
 from veltair.profiles.artifact.strings import Strings
@@ -24,8 +24,10 @@ from veltair.profiles.artifact.strings import Strings
 Arrays = list[NDArray[Any]]
 NUMBERS = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(int32)": "int32"}  # ONNX Runtime's names
 
-MOVES = 2
-ROUNDING = {"fp32": 2.0**-20, "bf16": 2.0**-9}  # of an input, relative: about what those of all layers amount to
+# Times that inputs are moved: more where ONNX Runtime runs layers, since these choose by values, and a choice changes
+# only now and then.
+MOVES, CHOOSING_MOVES = 2, 8
+ROUNDING = {"fp32": 2.0**-16, "bf16": 2.0**-9}  # of an input, relative: about what those of all layers amount to
 
 
 class ReferenceModel:
@@ -72,7 +74,8 @@ class ReferenceModel:
         """
         expected, rng = self.outputs(feeds, raw, batch), np.random.default_rng(0)
         found = [0.0] * len(expected)
-        for _ in range(MOVES):
+        choosing = any(layer.op == ONNX_LAYER for layer in self._manifest.layers)
+        for _ in range(CHOOSING_MOVES if choosing else MOVES):
             moved = {name: _move(value, ROUNDING[self._manifest.precision], rng) for name, value in feeds.items()}
             outputs = self.outputs(moved, raw, batch)
             errors = (largest_errors(a, b)[1] for a, b in zip(outputs, expected, strict=True))
