@@ -14,6 +14,7 @@ from veltair.compiler.features.feature_reference import reference_inputs as colu
 from veltair.compiler.features.from_onnx.standard_copy import HashedIds, standard_copy
 from veltair.compiler.features.random_features import RawValues
 from veltair.compiler.tuning.correctness import largest_errors
+from veltair.compiler.verification_report import is_settled
 from veltair.errors import ModelError
 from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT
 from veltair.profiles.artifact.manifest import ONNX_LAYER, Manifest
@@ -82,6 +83,8 @@ class ReferenceModel:
             outputs = self.outputs(moved, raw, batch)
             errors = (largest_errors(a, b)[1] for a, b in zip(outputs, expected, strict=True))
             found = [max(pair) for pair in zip(found, errors, strict=True)]
+            if not all(map(is_settled, found)):
+                break
         return found
 
     def plain_outputs(self, given: Mapping[str, Any], batch: int) -> Arrays:
