@@ -13,15 +13,24 @@ from veltair.compiler.features.feature_model import FeatureModel
 from veltair.compiler.features.feature_reference import reference_inputs as columns_of
 from veltair.compiler.features.from_onnx.standard_copy import HashedIds, standard_copy
 from veltair.compiler.features.random_features import RawValues
+from veltair.compiler.tuning.correctness import largest_errors
+from veltair.compiler.verification_report import is_settled
 from veltair.errors import ModelError
 from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT
-from veltair.profiles.artifact.manifest import Manifest
+from veltair.profiles.artifact.manifest import ONNX_LAYER, Manifest
 from veltair.profiles.artifact.output_layout import write_tensors
 from veltair.profiles.artifact.ragged_inputs import all_to_ragged
 from veltair.profiles.artifact.strings import Strings
 
 Arrays = list[NDArray[Any]]
 NUMBERS = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(int32)": "int32"}  # ONNX Runtime's names
+
+# Times that inputs are moved: more where ONNX Runtime runs layers, since these choose by values, and a choice changes
+# only now and then.
+MOVES, CHOOSING_MOVES = 2, 8
+# Of an input, relative: some times what the roundings of all layers amount to, so that a choice that kernels may make
+# otherwise seldom stays the same in all moves.
+ROUNDING = {"fp32": 2.0**-14, "bf16": 2.0**-9}
 
 
 class ReferenceModel:
@@ -60,6 +69,24 @@ class ReferenceModel:
             given |= {ids.name: ids.values(raw[ids.source.name]) for ids in self._hashed}
         return write_tensors(self._manifest, self.plain_outputs(given, batch), batch)
 
+    def spread(self, feeds: Mapping[str, NDArray[Any]], raw: Mapping[str, RawValues], batch: int) -> list[float]:
+        """How far each of `outputs` moves, relative to its largest value, where float inputs move by roundings.
+
+        What an output does then, no kernel can be held to do better: where boxes are chosen by scores that are nearly
+        the same, the choice is another one.
+        """
+        expected, rng = self.outputs(feeds, raw, batch), np.random.default_rng(0)
+        found = [0.0] * len(expected)
+        choosing = any(layer.op == ONNX_LAYER for layer in self._manifest.layers)
+        for _ in range(CHOOSING_MOVES if choosing else MOVES):
+            moved = {name: _move(value, ROUNDING[self._manifest.precision], rng) for name, value in feeds.items()}
+            outputs = self.outputs(moved, raw, batch)
+            errors = (largest_errors(a, b)[1] for a, b in zip(outputs, expected, strict=True))
+            found = [max(pair) for pair in zip(found, errors, strict=True)]
+            if not all(map(is_settled, found)):
+                break
+        return found
+
     def plain_outputs(self, given: Mapping[str, Any], batch: int) -> Arrays:
         """The model's outputs, in the manifest's order."""
         try:
@@ -76,3 +103,10 @@ def _as_onnx_input(value: Any, given: NDArray[Any] | Strings) -> NDArray[Any]:
     else:
         array = given.astype(NUMBERS[value.type])
     return array.reshape(len(given), *value.shape[1:])
+
+
+def _move(value: NDArray[Any], share: float, rng: np.random.Generator) -> NDArray[Any]:
+    if value.dtype.kind != "f":
+        return value
+    moved: NDArray[Any] = (value * (1 + share * rng.uniform(-1, 1, value.shape))).astype(value.dtype)
+    return moved

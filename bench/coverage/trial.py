@@ -31,12 +31,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended. `output`: what it printed; `fault`: None, or in a line what went wrong."""
+    """How a command ended. `output`: what it printed; `fault`: None, or in a line what went wrong.
+
+    cpu_seconds: of the command and its children, user and system.
+    """
 
     code: int
     output: str
     fault: str | None
     seconds: float
+    cpu_seconds: float
 
 
 def try_network(onnx: Path, artifact: Path, limits: Limits, *, quick: bool, times: bool) -> dict[str, Any]:
@@ -47,7 +51,7 @@ def try_network(onnx: Path, artifact: Path, limits: Limits, *, quick: bool, time
     """
     options = ("--trials", "0", "--precision", "fp32", "--json", *(QUICK if quick else ()))
     compiled = run_command(("compile", str(onnx), "--out", str(artifact), *options), limits)
-    found: dict[str, Any] = {"compiles": compiled.code == 0}
+    found: dict[str, Any] = {"compiles": compiled.code == 0, "cpu_seconds": round(compiled.cpu_seconds, 1)}
     if not quick:
         found["seconds"] = round(compiled.seconds, 1)
     if compiled.code:
@@ -76,7 +80,7 @@ def layer_counts(artifact: Artifact) -> dict[str, Any]:
 
 def run_command(arguments: Sequence[str], limits: Limits) -> Ended:
     """Run a command of veltair, and end it with all its children where it takes too long."""
-    begin = time.monotonic()
+    begin, cpu_begin = time.monotonic(), _cpu_seconds_of_children()
     process = subprocess.Popen(
         [*CLI, *arguments],
         cwd=ROOT,
@@ -91,10 +95,17 @@ def run_command(arguments: Sequence[str], limits: Limits) -> Ended:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        return Ended(-signal.SIGKILL, "", f"takes over {limits.seconds:g} s", time.monotonic() - begin)
+        fault, output = f"takes over {limits.seconds:g} s", ""
+        return Ended(-signal.SIGKILL, output, fault, time.monotonic() - begin, _cpu_seconds_of_children() - cpu_begin)
     fault = None
     if process.returncode:
         lines = [line for line in errors.splitlines() if line.strip()] or ["no message"]
         crashed = process.returncode < 0 or any(line.startswith("Traceback") for line in lines)
         fault = f"crashes ({process.returncode}): {lines[-1]}" if crashed else lines[-1]
-    return Ended(process.returncode, output, fault[:500] if fault else None, time.monotonic() - begin)
+    spent = time.monotonic() - begin, _cpu_seconds_of_children() - cpu_begin
+    return Ended(process.returncode, output, fault[:500] if fault else None, *spent)
+
+
+def _cpu_seconds_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

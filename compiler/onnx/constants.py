@@ -7,7 +7,7 @@ file outside the model's folder is ever opened.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -211,3 +211,13 @@ def all_tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
             yield from attribute.tensors
         for graph in inner_graphs(node):
             yield from graph.initializer
+
+
+def needed_nodes(nodes: Sequence[onnx.NodeProto], outputs: Set[str]) -> list[onnx.NodeProto]:
+    """The nodes that the outputs depend on."""
+    wanted, kept = set(outputs), list[onnx.NodeProto]()
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            kept.append(node)
+            wanted.update((*node.input, *captured_names(node)))
+    return kept[::-1]

@@ -24,7 +24,10 @@ from veltair.profiles.artifact.manifest import LevelSource
 
 log = logging.getLogger(__name__)
 
-PRESSED_NS = BUDGET_NS * 2 // 5  # of a measurement beside co-runners: levels come from the mean over all jobs
+# All measurements of a model alone share so much, where that gives each at least LEAST_NS: a kernel of some
+# microseconds runs hundreds of times in it. With 25 ms for each, GhostNet's 289 versions took 100 s.
+SHARED_NS, LEAST_NS = 30_000_000_000, 5_000_000
+PRESSED = 0.4  # of a solo measurement's budget, for one beside co-runners: levels come from the mean over all jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +108,20 @@ def measure_times(
     if not jobs:
         return []
     cores = len(meter.cores)
-    alone = _measure(jobs, meter, range(1, cores + 1), tick)
-    pressed = [_pressed(jobs, meter, grade, alone, tick) for grade in grades if cores > 1]
+    budget_ns = measurement_budget_ns(sum(len(job.operands) for job in jobs) * cores)
+    alone = _measure(jobs, meter, range(1, cores + 1), tick, budget_ns)
+    pressed = [_pressed(jobs, meter, grade, alone, tick, round(PRESSED * budget_ns)) for grade in grades if cores > 1]
     rows = np.stack([alone, *pressed], axis=1).tolist()  # (jobs, 1 + grades, batches, cores)
     return [msgspec.convert({"alone_ns": row[0], "pressed_ns": row[1:]}, JobTimes) for row in rows]
+
+
+def measurement_budget_ns(measurements: int) -> int:
+    """Of each of so many measurements: less where there are many, since a compile should end.
+
+    >>> [measurement_budget_ns(count) // 1_000_000 for count in (100, 3000, 100_000)]
+    [25, 10, 5]
+    """
+    return min(BUDGET_NS, max(LEAST_NS, SHARED_NS // measurements))
 
 
 def make_tables(
@@ -161,7 +174,7 @@ def _measure(
     meter: Meter,
     counts: Sequence[int],
     tick: Callable[[], None],
-    budget_ns: int = BUDGET_NS,
+    budget_ns: int,
 ) -> NDArray[np.float64]:
     """Times in ns: (jobs, batches, counts)."""
     times = []
@@ -174,13 +187,18 @@ def _measure(
 
 
 def _pressed(
-    jobs: Sequence[TimingJob], meter: Meter, grade: float, alone: NDArray[np.float64], tick: Callable[[], None]
+    jobs: Sequence[TimingJob],
+    meter: Meter,
+    grade: float,
+    alone: NDArray[np.float64],
+    tick: Callable[[], None],
+    budget_ns: int,
 ) -> NDArray[np.float64]:
     """Times in ns beside co-runners of this grade: (jobs, batches, cores)."""
     times = np.empty_like(alone)
     for count in range(1, len(meter.cores)):
         with run_co_runners(meter.cores[count:], grade):
-            times[:, :, count - 1 : count] = _measure(jobs, meter, (count,), tick, PRESSED_NS)
+            times[:, :, count - 1 : count] = _measure(jobs, meter, (count,), tick, budget_ns)
     times[:, :, -1] = alone[:, :, -1] * times[:, :, -2] / alone[:, :, -2]
     return times
 

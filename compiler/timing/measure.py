@@ -24,7 +24,7 @@ from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec
 from veltair.compiler.timing.measuring_messages import (
     FileTensor,
     InlineTensor,
-    KernelOutputs,
+    KernelRan,
     KernelTimes,
     MeasurementFailed,
     Operand,
@@ -96,6 +96,7 @@ class Meter:
         self._scratch = tempfile.TemporaryDirectory(prefix="veltair-measure-")
         self._spilled: dict[bytes, Path] = {}  # by the digest of the content
         self._spills = 0
+        self._handed = False  # whether the file of `hand_over` is there
         self._drawn: dict[tuple[str, int], list[Operand]] = {}  # by a layer's symbol and batch
 
     def __enter__(self) -> Self:
@@ -114,6 +115,25 @@ class Meter:
     def weights(self, kernel: Kernel) -> list[Operand]:
         """The kernel's packed constants as operands; large ones stay in, or go to, a file."""
         return [self._weight(array) for array in kernel.weights]
+
+    def hand_over(self, arrays: Sequence[NDArray[Any]]) -> list[Operand]:
+        """Arrays that a kernel reads, as operands that last until the next arrays; large ones lie in a file.
+
+        On the way through the socket a tensor would be copied, and its pages faulted in, half a dozen times. The file
+        is the same each time, since new pages cost as well.
+        """
+        found: list[Operand] = []
+        with (Path(self._scratch.name) / "operands").open("r+b" if self._handed else "w+b") as file:
+            self._handed = True
+            for array in arrays:
+                if array.nbytes <= SPILL_BYTES:
+                    found.append(InlineTensor(str(array.dtype), array.shape, array.tobytes()))
+                    continue
+                at = -(-file.tell() // mmap.PAGESIZE) * mmap.PAGESIZE
+                file.seek(at)
+                write_chunks(array, file)
+                found.append(FileTensor(str(array.dtype), array.shape, file.name, at, lasting=False))
+        return found
 
     def inputs(self, spec: LayerSpec, batch: int, bounds: Bounds) -> list[Operand]:
         """Random inputs. Inputs that depend on each other are drawn by `LayerParameters.draw_inputs`."""
@@ -158,15 +178,26 @@ class Meter:
         return list(answer.run_ns)
 
     def call(self, library: Path, symbol: str, operands: Sequence[Operand], count: int) -> list[NDArray[Any]]:
-        """Run once on `count` cores; the contents of the `OutputTensor` operands. Raises CandidateError as `time`."""
-        answer = self._ask(symbol, RunKernel(str(library), symbol, tuple(operands), count))
-        if not isinstance(answer, KernelOutputs):
+        """Run once on `count` cores; the contents of the `OutputTensor` operands, which last until the next call.
+
+        Raises CandidateError as `time`.
+        """
+        path = Path(self._scratch.name) / "results"
+        answer = self._ask(symbol, RunKernel(str(library), symbol, tuple(operands), count, str(path)))
+        if not isinstance(answer, KernelRan):
             raise InvariantError(f"the measuring process answered {type(answer).__name__} to RunKernel")
-        results = [operand for operand in operands if isinstance(operand, OutputTensor)]
-        return [
-            np.frombuffer(content, result.dtype).reshape(result.shape)
-            for content, result in zip(answer.contents, results, strict=True)
-        ]
+        found: list[NDArray[Any]] = []
+        at = 0
+        for operand in operands:
+            if isinstance(operand, OutputTensor):
+                empty = 0 in operand.shape  # no mapping of nothing
+                found.append(
+                    np.empty(operand.shape, operand.dtype)
+                    if empty
+                    else np.memmap(path, operand.dtype, "r", at, operand.shape)
+                )
+                at += found[-1].nbytes
+        return found
 
     def forget(self) -> None:
         """Drop the files that `weights` made; operands from before must not be used again."""

@@ -20,7 +20,7 @@ class InlineTensor(msgspec.Struct, frozen=True, tag=True):
 
 
 class FileTensor(msgspec.Struct, frozen=True, tag=True):
-    """A tensor that lies in a file, row-major, from `offset` on.
+    """A tensor that lies in a file, row-major, from `offset` on. A lasting one is named by further requests.
 
     >>> FileTensor("float32", (4, 4), "weights.bin", 64).offset
     64
@@ -30,6 +30,7 @@ class FileTensor(msgspec.Struct, frozen=True, tag=True):
     shape: tuple[int, ...]
     path: str
     offset: int
+    lasting: bool = True
 
 
 class RandomTensor(msgspec.Struct, frozen=True, tag=True):
@@ -93,9 +94,9 @@ class TimeKernel(msgspec.Struct, frozen=True, tag=True):
 
 
 class RunKernel(msgspec.Struct, frozen=True, tag=True):
-    """Asks for one run, and the contents of the outputs.
+    """Asks for one run, and for the contents of the outputs in a file, one after the other.
 
-    >>> RunKernel("kernels.so", "relu", (OutputTensor("float32", (4,)),), 1).symbol
+    >>> RunKernel("kernels.so", "relu", (OutputTensor("float32", (4,)),), 1, "results").symbol
     'relu'
     """
 
@@ -103,6 +104,7 @@ class RunKernel(msgspec.Struct, frozen=True, tag=True):
     symbol: str
     operands: tuple[Operand, ...]
     count: int
+    results: str  # the file's path
 
 
 class KernelTimes(msgspec.Struct, frozen=True, tag=True):
@@ -115,14 +117,12 @@ class KernelTimes(msgspec.Struct, frozen=True, tag=True):
     run_ns: tuple[int, ...]
 
 
-class KernelOutputs(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `RunKernel`: the bytes of each output.
+class KernelRan(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `RunKernel`: the outputs are in the file.
 
-    >>> len(KernelOutputs((b"abcd",)).contents)
-    1
+    >>> KernelRan()
+    KernelRan()
     """
-
-    contents: tuple[bytes, ...]
 
 
 class MeasurementFailed(msgspec.Struct, frozen=True, tag=True):
@@ -136,4 +136,4 @@ class MeasurementFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 Request: TypeAlias = TimeKernel | RunKernel
-Response: TypeAlias = KernelTimes | KernelOutputs | MeasurementFailed
+Response: TypeAlias = KernelTimes | KernelRan | MeasurementFailed

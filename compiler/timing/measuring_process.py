@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from veltair.compiler.timing.measuring_messages import (
     FileTensor,
     InlineTensor,
-    KernelOutputs,
+    KernelRan,
     KernelTimes,
     MeasurementFailed,
     Operand,
@@ -34,6 +34,7 @@ from veltair.compiler.timing.measuring_messages import (
     TensorSequence,
     TimeKernel,
 )
+from veltair.compiler.timing.operand_memory import OperandMemory
 from veltair.machine.isa import cpu_features
 from veltair.profiles.artifact.manifest import ALIGNMENT
 
@@ -54,6 +55,7 @@ class _MeasuringProcess:
             executor.permit_tiles()
         self._empty, self._aligned, self._tensor = executor.aligned_zeros, executor.aligned_copy, executor._tensor
         self._writable = executor.writable_view
+        self._memory = OperandMemory(executor.aligned_zeros)
         self._cores = cores
         self._threads = PinnedThreads(cores)
         self._loaded: tuple[str, Any] = ("", None)
@@ -63,14 +65,13 @@ class _MeasuringProcess:
 
     def answer(self, request: Request) -> Response:
         kernel = self._kernel(request.library, request.symbol)
+        self._memory.begin()
         arrays = [self._array(operand) for operand in request.operands]
         if isinstance(request, RunKernel):
             self._threads.move_to(self._cores[: request.count])
             kernel(*map(self._tensor, arrays))
-            pairs = zip(request.operands, arrays, strict=True)
-            return KernelOutputs(
-                tuple(array.tobytes() for operand, array in pairs if isinstance(operand, OutputTensor))
-            )
+            _write_results(request, arrays)
+            return KernelRan()
         return KernelTimes(tuple(self._time(kernel, request, arrays, count) for count in request.counts))
 
     def _kernel(self, library: str, symbol: str) -> Callable[..., None]:
@@ -155,10 +156,10 @@ class _MeasuringProcess:
     def _array(self, operand: Operand) -> NDArray[Any]:
         if isinstance(operand, FileTensor):
             array = self._mapped[operand] if operand in self._mapped else self._map(operand)
-            if array.nbytes >= KEPT_BYTES:
+            if operand.lasting and array.nbytes >= KEPT_BYTES:
                 self._mapped[operand] = array
             return array
-        array = self._empty(operand.shape, operand.dtype)
+        array = self._memory.zeros(operand.shape, operand.dtype)
         if isinstance(operand, InlineTensor):
             array[...] = np.frombuffer(operand.content, operand.dtype).reshape(operand.shape)
         elif isinstance(operand, TensorSequence):
@@ -186,6 +187,15 @@ class _MeasuringProcess:
             memory = mmap.mmap(file.fileno(), size + skip, flags, mmap.PROT_READ, offset=operand.offset - skip)
         array = np.frombuffer(memory, np.uint8, size, skip).view(operand.dtype).reshape(operand.shape)
         return self._aligned(array) if array.ctypes.data % ALIGNMENT else self._writable(array)
+
+
+def _write_results(request: RunKernel, arrays: Sequence[NDArray[Any]]) -> None:
+    """Into the file of the run before, where there is one: its pages are there already."""
+    descriptor = os.open(request.results, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        for operand, array in zip(request.operands, arrays, strict=True):
+            if isinstance(operand, OutputTensor):
+                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def _every_other_page(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -16,7 +16,8 @@ from rich.console import Console
 
 from veltair.api.accuracy import OutputAccuracy, measure_accuracy
 from veltair.compiler.onnx.saved_model import as_onnx
-from veltair.compiler.verify import VerificationReport, verify
+from veltair.compiler.verification_report import VerificationReport
+from veltair.compiler.verify import verify
 from veltair.errors import ConfigError
 from veltair.profiles.artifact.artifact_folder import load_artifact
 
@@ -89,6 +90,7 @@ def facts(report: VerificationReport) -> dict[str, Any]:
         "ok": report.ok,
         "max_abs_err": report.max_abs_err,
         "max_rel_err": report.max_rel_err,
+        "spread": report.spread,
         "min_cosine": report.min_cosine,
         "layers": report.layers,
         "versions": report.versions,

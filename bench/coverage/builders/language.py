@@ -52,7 +52,7 @@ def transformers(name: str, facts: Mapping[str, Any]) -> Built:
             named = {given: first} | ({} if mask is None else {"attention_mask": mask})
             return self.model(**named)[0]
 
-    return Built(FirstOutput(), _inputs(kind, facts, config))
+    return Built(FirstOutput(), _inputs(kind, facts, config), facts.get("batch", True))
 
 
 def _settings(type_: str, kind: str) -> dict[str, Any]:

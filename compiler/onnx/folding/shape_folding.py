@@ -15,7 +15,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from veltair.compiler.onnx.constants import captured_names
+from veltair.compiler.onnx.constants import captured_names, needed_nodes
+from veltair.compiler.onnx.folding.batch_axes import one_row, with_axis_first
 from veltair.compiler.onnx.folding.opaque_nodes import OWN_DOMAIN, is_opaque, join_opaque, wrap_foreign
 from veltair.compiler.onnx.folding.row_numbers import ROWS, keep_apart
 from veltair.compiler.onnx.folding.sample_labels import keeps_samples_apart
@@ -83,13 +84,14 @@ def fold_shapes(
         computed = {n for n, f in facts.items() if f.values is not None and (not f.values or f.constant is None)}
         given = join_opaque(given, opaque, facts.keys(), computed, outputs)
     given = list(wrap_foreign(given, facts.keys(), outputs))
+    facts = dict(facts)  # the folding adds to them
     folding = _Folding(facts, dict(constants) | propagation.constants, _opsets(proto)[""], max_batch, path)
     rewritten = [*folding.nodes(given), *folding.outputs(outputs)]
-    nodes = _needed(folding.renamed(rewritten), outputs)
+    nodes = needed_nodes(folding.renamed(rewritten), outputs)
     named = outputs.union(*([value.name] for value in proto.graph.input), *(node.output for node in nodes))
     values = {name: tensor_spec(name, facts[name], path) for name in facts if name in named}
     values |= {name: TensorSpec(name, str(array.dtype), array.shape) for name, array in folding.constants.items()}
-    nodes = _needed(simplify_transpositions(nodes, values, outputs), outputs)
+    nodes = needed_nodes(simplify_transpositions(nodes, values, outputs), outputs)
     folded = FoldedGraph(nodes, folding.constants, values, tuple(output.name for output in proto.graph.output), sized)
     apart = keep_apart(nodes, outputs, folded.values, folded.constants, path)
     # Whether rows of what is joined mix, nobody knows; a dynamic scale is worked out from all of a batch.
@@ -153,21 +155,11 @@ def _stated(outputs: Iterable[onnx.ValueInfoProto], symbols: Set[str]) -> dict[s
     return found
 
 
-def _needed(nodes: Sequence[onnx.NodeProto], outputs: Set[str]) -> list[onnx.NodeProto]:
-    """The nodes that the outputs depend on."""
-    wanted, kept = set(outputs), list[onnx.NodeProto]()
-    for node in reversed(nodes):
-        if wanted.intersection(node.output):
-            kept.append(node)
-            wanted.update((*node.input, *captured_names(node)))
-    return kept[::-1]
-
-
 @dataclass(slots=True)
 class _Folding:
     """Rewrites the nodes that read folded tensors."""
 
-    facts: Mapping[str, TensorFacts]
+    facts: dict[str, TensorFacts]
     constants: dict[str, Array]
     opset: int
     max_batch: int
@@ -217,7 +209,7 @@ class _Folding:
         if constant is not None:
             self.constants[name] = constant
             return
-        row = _one_row(facts)
+        row = one_row(facts)
         if row is not None and node.op_type in RECURRENT and place in INITIAL_STATES:
             # Zeros are what an initial state is where none is given; the patterns know that one row stands for all.
             node.input[place] = f"{name}/row" if row.any() else ""
@@ -229,13 +221,30 @@ class _Folding:
             return
         if name in self.tables:
             return
-        table = self._rows(facts)
-        if table is None:
+        found = list(self._rows_along_an_axis(name, facts))
+        if not found:
             raise ModelError(
                 f"{self.path}: node {node.name!r}: {node.op_type} reads {name!r}, which is computed from the batch; "
                 "expected a constant, rows that repeat or count, or a shape"
             )
-        yield self._rows_node(name, table)
+        yield from found
+
+    def _rows_along_an_axis(self, name: str, facts: TensorFacts) -> Iterator[onnx.NodeProto]:
+        """A node that gives rows, and one that brings them to their axis where that is not the first; or none."""
+        rank = len(facts.shapes[0])
+        for axis in range(rank):
+            turned = with_axis_first(facts, axis)
+            table = self._rows(turned)
+            if table is not None and axis == 0:
+                yield self._rows_node(name, table)
+                return
+            if table is not None:
+                first = f"{name}/axis{axis}"
+                self.facts[first], self.tables[name] = turned, f"{first}/rows"
+                yield self._rows_node(first, table)
+                order = [*range(1, axis + 1), 0, *range(axis + 1, rank)]
+                yield helper.make_node("Transpose", [first], [name], name=f"{name}/Transpose", perm=order)
+                return
 
     def _supply_inner(self, node: onnx.NodeProto) -> None:
         """Give the graphs inside a node the tensors outside whose values are known."""
@@ -288,13 +297,3 @@ class _Folding:
             for place, name in enumerate(node.input):
                 node.input[place] = tables.get(name, name)
         return nodes
-
-
-def _one_row(facts: TensorFacts) -> Array | None:
-    """The tensor with extent 1 along the axes that grow with the batch; None where it varies along them."""
-    assert facts.values is not None
-    grows = [len(set(extents)) > 1 for extents in zip(*facts.shapes, strict=True)]
-    row = facts.values[0][tuple(slice(0, 1) if grown else slice(None) for grown in grows)]
-    if all(same_values(np.broadcast_to(row, shape), v) for shape, v in zip(facts.shapes, facts.values, strict=True)):
-        return row
-    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ class TokenEmbeddingMatch:
 
     ids: tuple[str, ...]
     tables: tuple[str, ...]
-    constants: tuple[NDArray[Any], ...]  # what is added to every sequence: positions
+    constants: tuple[NDArray[Any], ...]  # (tokens, width); what is added to every sequence: positions
 
 
 def find_token_embeddings(view: ModelView) -> Matches:
@@ -37,9 +38,12 @@ def find_token_embeddings(view: ModelView) -> Matches:
         if node.op_type != "LayerNormalization":
             continue
         terms = _SumTerms(view)
-        if terms.collect(node.input[0]) and terms.ids and _normalises(node, view):
-            match = TokenEmbeddingMatch(tuple(terms.ids), tuple(terms.tables), tuple(terms.constants))
-            matches.add(node, match, terms.inner)
+        shape = view.shape_of(node.output[0])
+        if len(shape) == 3 and terms.collect(node.input[0]) and terms.ids and _normalises(node, view):
+            rows = [_rows_of_each_sequence(constant, shape) for constant in terms.constants]
+            positions = tuple(each for each in rows if each is not None)
+            if len(positions) == len(rows):
+                matches.add(node, TokenEmbeddingMatch(tuple(terms.ids), tuple(terms.tables), positions), terms.inner)
     return matches
 
 
@@ -52,7 +56,7 @@ def embedding(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     rows = product_of(shape[:-1])
     start = np.zeros((tokens, width), np.float32)
     for constant in found.constants:
-        start = start + constant.reshape(-1, width)
+        start = start + constant
     weights: dict[str, NDArray[Any]] = {f"table{i}": constants[name] for i, name in enumerate(found.tables)}
     weights |= {
         "positions": np.ascontiguousarray(start, np.float32),
@@ -66,6 +70,14 @@ def embedding(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     builder.emit(node.name, "embedding", inputs, [y], parameters, weights, 8 * abs(rows) * width)
     builder.alias(Activation(node.output[0], y.dtype, shape), y.name)
     return True
+
+
+def _rows_of_each_sequence(constant: NDArray[Any], shape: Sequence[int]) -> NDArray[Any] | None:
+    """What a constant adds to every sequence; None where it adds something else to each, as it may at a fixed batch."""
+    first = constant.reshape(-1, *constant.shape[-2:])
+    if constant.ndim > 3 or (first[1:] != first[:1]).any():
+        return None
+    return np.broadcast_to(first[0], shape[1:])
 
 
 class _SumTerms:

@@ -10,7 +10,7 @@ from onnx_nets import Net, normal
 
 from veltair.compiler.onnx.logits import OutputActivation, find_probabilities
 from veltair.compiler.onnx.onnx_model import load_model
-from veltair.compiler.verify import VerificationReport, cosine_similarity
+from veltair.compiler.verification_report import VerificationReport, cosine_similarity
 
 random = np.random.default_rng(5)
 

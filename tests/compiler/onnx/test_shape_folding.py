@@ -77,6 +77,7 @@ SQUEEZED = helper.make_graph(
     [numpy_helper.from_array(np.array([1]), "axis")],
 )
 KEPT = helper.make_graph([step("Identity", "sum", "out")], "else", [], [port("out", ["m", 1, 4])])
+EXPANDED = [*the_batch(), *stacked("three", "n", "four", output="shape"), step("Expand", "cls shape", "e")]
 NETS = {
     "a reshape to batch and constants": net(
         *the_batch(), *stacked("n", "two", "two", "three", output="t"), step("Reshape", "x t", "y")
@@ -182,6 +183,7 @@ NETS = {
         step("Concat", "column second", "places", axis=1),
         step("GatherND", "x places", "y"),
     ),
+    "rows repeated along the second axis": net(*EXPANDED, step("Einsum", "x e", "y", equation="nij,inj->ni")),
     "no input reaches the output": net(step("Relu", "cls", "y")),
 }
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import helper
 from stitch.region_case import Case, assert_right
 
+from veltair.compiler.tuning import correctness
 from veltair.compiler.tuning.correctness import largest_errors
 
 LOWEST = float(np.finfo(np.float32).min)
 INF, NAN = float("inf"), float("nan")
+FLOATS = st.sampled_from([INF, -INF, NAN, LOWEST, LOWEST / 2]) | st.floats(width=32)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +40,15 @@ INF, NAN = float("inf"), float("nan")
 def test_relative_errors(found: list[float], expected: list[float], relative: float) -> None:
     _, error = largest_errors(np.array(found, np.float32), np.array(expected, np.float32))
     assert error == pytest.approx(relative)
+
+
+@given(st.lists(st.tuples(FLOATS, FLOATS), max_size=9), st.integers(1, 4))
+def test_the_parts_that_are_compared_change_nothing(pairs: list[tuple[float, float]], size: int) -> None:
+    found, expected = (np.array([pair[side] for pair in pairs], np.float32) for side in (0, 1))
+    whole = largest_errors(found, expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(correctness, "PART", size)
+        assert largest_errors(found, expected) == whole
 
 
 @pytest.mark.parametrize("low", [-INF, LOWEST])
