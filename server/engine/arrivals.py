@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from veltair.server.ipc.messages import InferQuery, TenantSpec
 
-MOST_WAIT = 0.1  # of a tenant's target: beyond that its next queries are refused in the front
+MOST_WAIT, MOST_WAIT_NS = 0.1, 2_000_000  # of a tenant's target, and at most: beyond that the front refuses the next
 _SMOOTHING = 0.1
 
 
@@ -88,4 +88,4 @@ class Arrivals:
         if queue is None:
             return 0
         wait_ns = len(queue) * len(self._queues) * self._decision_ns
-        return max(0, int(wait_ns - MOST_WAIT * self._tenants[tenant].qos_ns))
+        return max(0, int(wait_ns - min(MOST_WAIT * self._tenants[tenant].qos_ns, MOST_WAIT_NS)))

@@ -199,6 +199,11 @@ def _serves_others(state: SchedulerState) -> bool:
     return bool(state.in_flight) or len(state.waiting) > 1
 
 
+def has_waited_long(active: ActiveQuery, now_ns: int) -> bool:
+    """Whether a query that has begun is late by more than another target, though alone it could have been in time."""
+    return now_ns > active.due_ns + active.qos_ns and active.costs.least_rest_ns[SOLO][0] <= active.qos_ns
+
+
 def misses_deadline(state: SchedulerState, active: ActiveQuery, corrections: Corrections, now_ns: int) -> bool:
     """Whether a late query is given up before its next block: its own deadline cannot be met."""
     return now_ns + remaining_ns(state, active, corrections[active.tenant.name]) > own_deadline_ns(active)

@@ -10,7 +10,7 @@ from veltair.errors import RefusalReason
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.policies.policy import Policy
-from veltair.scheduler.policies.veltair.admission import ArrivalCheck, is_overdue, misses_deadline
+from veltair.scheduler.policies.veltair.admission import ArrivalCheck, has_waited_long, is_overdue, misses_deadline
 from veltair.scheduler.policies.veltair.batching import choose_batch
 from veltair.scheduler.policies.veltair.contention import Contention
 from veltair.scheduler.policies.veltair.correction import Correction, Corrections, remaining_ns
@@ -39,7 +39,8 @@ class Veltair(Policy):
 
     Queries of a tenant that cannot hold its target even alone on the machine are served after all others, first
     come, first served. No query waits without end: one that can be in time starts by its latest start or is refused
-    then, and a late one is refused when its own deadline cannot be met any more.
+    then, a late one is refused when its own deadline cannot be met any more, and one that has begun and ended up late
+    goes on before others once it is late by another target, since it holds a worker.
 
     It fails where the profile does: a model whose time varies much from query to query has a latest start that is too
     late for its slow queries, and the correction follows only their mean. Late tenants starve while others load the
@@ -107,6 +108,8 @@ class Veltair(Policy):
             latest_ns = active.due_ns - remaining_ns(state, active, self._corrections[active.tenant.name])
             if latest_ns < now_ns:
                 late = late or active
+                if state.free and has_waited_long(active, now_ns):
+                    first, least = active, -inf
             elif (laxity := (latest_ns - now_ns) / active.tenant.priority) < least:
                 first, least = active, laxity
         can_start = len(state.in_flight) < state.workers
@@ -117,8 +120,8 @@ class Veltair(Policy):
                 self._waiting.move_to_late(head)
             elif can_start and (laxity := (latest_ns - now_ns) / priority) < least:
                 first, least = head, laxity
-        if first is None:
-            first = late or (self._waiting.first_late() if can_start else None)
+        if first is None or least < 0:  # nobody can be in time, or one has been late for long
+            first = first or late or (self._waiting.first_late() if can_start else None)
             if first is not None and misses_deadline(state, first, self._corrections, now_ns):
                 return Reject(first, RefusalReason.NO_TIME)
         elif not state.free:

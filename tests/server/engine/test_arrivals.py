@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veltair.server.engine.arrivals import MOST_WAIT, Arrivals
+from veltair.server.engine.arrivals import MOST_WAIT, MOST_WAIT_NS, Arrivals
 from veltair.server.ipc.messages import InferQuery, TenantSpec
 
 QOS_NS = 10_000_000
@@ -62,3 +62,12 @@ def test_a_tenant_waits_too_long_once_it_has_more_than_the_engine_decides_in_tim
     arrivals.add(query(100, 1), lane=0)  # takes half of the engine's time
     assert abs(arrivals.too_long_ns(0) - (2 * 100 * 50_000 - MOST_WAIT * QOS_NS)) <= 1
     assert arrivals.too_long_ns(1) == arrivals.too_long_ns(2) == 0
+
+
+def test_a_long_target_is_no_reason_to_wait_long_for_a_decision() -> None:
+    arrivals = Arrivals({0: TenantSpec("a", "/", "ab12", 10**9, 0.95, 1, batching=True)})
+    for number in range(100):
+        arrivals.add(query(number, 0), lane=0)
+    for _ in range(500):
+        arrivals.decided(queries=16, elapsed_ns=16 * 50_000)
+    assert abs(arrivals.too_long_ns(0) - (100 * 50_000 - MOST_WAIT_NS)) <= 1

@@ -121,6 +121,34 @@ def test_a_late_query_that_has_begun_is_put_last_and_given_up_with_its_own_deadl
     assert refused == RejectQuery(1, RefusalReason.NO_TIME)
 
 
+def play_beside_a_flood(scheduler, until_ns):
+    """Query 1 is stopped at its first layer when it is late, and one query of tenant `a` arrives after the other, each
+    before the one before has ended. Returns when query 1 goes on."""
+    assert started(arrives(scheduler, 1, 0, "long")) == [1]
+    stop_block(scheduler, 1)
+    arrives(scheduler, 2, 790, "a")
+    assert started(scheduler.handle(BlockFinished(800, 1, 1, 800))) == [2]
+    now_ns = 800
+    for id in range(3, until_ns // 100):
+        arrives(scheduler, id, now_ns + 50, "a")
+        now_ns += 100
+        begun = started(scheduler.handle(BlockFinished(now_ns, id - 1, 1, 100)))
+        if begun == [1]:
+            return now_ns
+        assert begun == [id]
+    return None
+
+
+def test_a_late_query_that_has_begun_goes_on_at_last_however_many_come(build):
+    scheduler = build(("long", 850, 1, 3), ("a", 1000, 1, 1))
+    assert play_beside_a_flood(scheduler, 5000) == 1800  # late by another target: 1700
+
+
+def test_one_whose_target_is_beyond_reach_is_not_put_before_others(build):
+    scheduler = build(("long", 250, 1, 3), ("a", 1000, 1, 1))
+    assert play_beside_a_flood(scheduler, 5000) is None
+
+
 def test_a_hurried_query_stops_the_one_that_can_best_wait(build):
     scheduler = build(("slow", 5000, 1, 10), ("slower", 9000, 1, 10), ("tight", 300, 1, 1), cores=2)
     assert started(arrives(scheduler, 1, 0, "slow")) == [1]
