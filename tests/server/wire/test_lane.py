@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections import deque
 from itertools import islice
 from typing import Any
@@ -33,7 +34,9 @@ ENDS = REJECTED | st.builds(QueryEnded, IDS, OTHERS, SHORT, TIMES, STAMPS)
 
 
 def lanes(count: int) -> list[Lane]:
-    memory = mmap.mmap(create_lanes(count, RECORDS), count * lane_bytes(RECORDS))
+    descriptor = create_lanes(count, RECORDS)
+    memory = mmap.mmap(descriptor, count * lane_bytes(RECORDS))
+    os.close(descriptor)
     return [Lane(memory, index, RECORDS) for index in range(count)]
 
 
