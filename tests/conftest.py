@@ -31,15 +31,22 @@ def pytest_collection_finish() -> None:
 
 
 MANY_DESCRIPTORS = 256  # a process often has 1,024
+FEW_DESCRIPTORS = 32  # of a fixture of the session, which stay
 
 
 @pytest.fixture(autouse=True)
 def few_descriptors() -> Iterator[None]:
     """What a test has left in reference cycles is closed before it adds up: a process of so many objects seldom looks
     through all of them by itself."""
+    before = _count_descriptors()
     yield
-    if sum(1 for _ in Path("/proc/self/fd").iterdir()) > MANY_DESCRIPTORS:
+    if _count_descriptors() > MANY_DESCRIPTORS:
         gc.collect()
+        assert _count_descriptors() <= max(MANY_DESCRIPTORS, before + FEW_DESCRIPTORS), "the test leaves files open"
+
+
+def _count_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 @pytest.fixture(scope="session", autouse=True)
