@@ -69,13 +69,17 @@ class ReferenceModel:
             given |= {ids.name: ids.values(raw[ids.source.name]) for ids in self._hashed}
         return write_tensors(self._manifest, self.plain_outputs(given, batch), batch)
 
-    def spread(self, feeds: Mapping[str, NDArray[Any]], raw: Mapping[str, RawValues], batch: int) -> list[float]:
-        """How far each of `outputs` moves, relative to its largest value, where float inputs move by roundings.
+    def spread(
+        self, expected: Arrays, feeds: Mapping[str, NDArray[Any]], raw: Mapping[str, RawValues], batch: int
+    ) -> list[float]:
+        """How far each output moves, relative to its largest value, where float inputs move by roundings.
+
+        expected: the `outputs` of the inputs as they are.
 
         What an output does then, no kernel can be held to do better: where boxes are chosen by scores that are nearly
         the same, the choice is another one.
         """
-        expected, rng = self.outputs(feeds, raw, batch), np.random.default_rng(0)
+        rng = np.random.default_rng(0)
         found = [0.0] * len(expected)
         choosing = any(layer.op == ONNX_LAYER for layer in self._manifest.layers)
         for _ in range(CHOOSING_MOVES if choosing else MOVES):

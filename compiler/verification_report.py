@@ -89,11 +89,10 @@ class VerificationReport:
         if activation:
             found, expected = activation.to_logits(found), activation.to_logits(expected)
         self.min_cosine = min(self.min_cosine, cosine_similarity(found, expected))
-        allowed = max(self.tolerance, spread) if is_settled(spread) else self.tolerance
+        allowed, own = max(self.tolerance, spread), ""
+        if not is_settled(spread):
+            allowed, own = self.tolerance, f"; ONNX Runtime's own moves by {spread:.3g} with roundings of the inputs"
         if not relative <= allowed:
-            own = (
-                "" if is_settled(spread) else f"; ONNX Runtime's own moves by {spread:.3g} with roundings of the inputs"
-            )
             self.mismatches.append(f"{where}: off by {relative:.3g} of its largest value (allowed {allowed:g}){own}")
 
     def record_layer(self, found: NDArray[Any], expected: NDArray[Any], where: str, allowed: float) -> None:

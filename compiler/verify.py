@@ -29,7 +29,7 @@ from veltair.compiler.onnx.logits import find_probabilities
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.onnx.onnx_model import load_model as load_onnx
 from veltair.compiler.pipeline import lower
-from veltair.compiler.reference_model import ReferenceModel
+from veltair.compiler.reference_model import Arrays, ReferenceModel
 from veltair.compiler.tuning.correctness import LOOKUPS, largest_errors, layer_tolerance
 from veltair.compiler.tuning.layer_reference import reference_outputs, unpack_activation
 from veltair.compiler.verification_report import VerificationReport, is_settled
@@ -137,10 +137,9 @@ def _compare(
     report = VerificationReport(manifest.tolerance, len(manifest.layers), versions, batches, len(pool.usable))
     rng = np.random.default_rng(SEED)
     for batch in batches:
-        feeds, raw, spreads = _draw_settled(onnx, manifest, front, batch, rng)
+        feeds, raw, expected, spreads = _draw_settled(onnx, manifest, front, batch, rng)
         arrays = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.input_tensors]
         InputLayout.of(manifest).fill(arrays, feeds | raw, batch)
-        expected = onnx.outputs(feeds, raw, batch)
         outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.output_tensors]
         bound = executor.bind(batch, arrays, outputs)
         for count in range(1, len(pool.usable) + 1):
@@ -163,7 +162,8 @@ def _compare(
         p.name: value for p in manifest.inputs if isinstance(value := drawn[p.name], np.ndarray) and not p.locations
     }
     raw = {name: value for name, value in drawn.items() if name not in feeds}
-    expected, spreads = onnx.outputs(feeds, raw, 1), onnx.spread(feeds, raw, 1)
+    expected = onnx.outputs(feeds, raw, 1)
+    spreads = onnx.spread(expected, feeds, raw, 1)
     for version, results in enumerate(run_versions(executor)):
         if deviation := find_deviation(manifest, results, version):
             report.mismatches.append(f"off the answer that the artifact holds: {deviation}")
@@ -176,8 +176,8 @@ def _compare(
 
 def _draw_settled(
     onnx: ReferenceModel, manifest: Manifest, front: FeatureModel | None, batch: int, rng: np.random.Generator
-) -> tuple[dict[str, NDArray[Any]], dict[str, RawValues], list[float]]:
-    """Random inputs and features on which roundings do not decide what outputs are, and the outputs' spreads.
+) -> tuple[dict[str, NDArray[Any]], dict[str, RawValues], Arrays, list[float]]:
+    """Random inputs and features on which roundings do not decide what outputs are, the outputs, and their spreads.
 
     Where none of DRAWS are such, those on which outputs move least.
     """
@@ -185,11 +185,12 @@ def _draw_settled(
     for _ in range(DRAWS):
         feeds = {port.name: _draw(port, batch, rng) for port in manifest.inputs if not port.locations}
         raw = dict(draw_features(front.description, batch, rng)) if front else {}
-        spreads = onnx.spread(feeds, raw, batch)
-        found.append((feeds, raw, spreads))
+        expected = onnx.outputs(feeds, raw, batch)
+        spreads = onnx.spread(expected, feeds, raw, batch)
+        found.append((feeds, raw, expected, spreads))
         if all(map(is_settled, spreads)):
             return found[-1]
-    return min(found, key=lambda drawn: max(drawn[2]))
+    return min(found, key=lambda drawn: max(drawn[3]))
 
 
 def _compare_layers(

@@ -66,7 +66,7 @@ def main() -> int:
         rows = [row for row in kept if _key(row) not in asked] + rows
     result = {"environment": asdict(describe_environment()), "rows": rows}
     args.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    print(table([row for row in rows if row["machine"] == args.machine]))
+    print(tables(rows))
     return 0
 
 

@@ -189,14 +189,13 @@ class Meter:
         found: list[NDArray[Any]] = []
         at = 0
         for operand in operands:
-            if isinstance(operand, OutputTensor):
-                empty = 0 in operand.shape  # no mapping of nothing
-                found.append(
-                    np.empty(operand.shape, operand.dtype)
-                    if empty
-                    else np.memmap(path, operand.dtype, "r", at, operand.shape)
-                )
-                at += found[-1].nbytes
+            if not isinstance(operand, OutputTensor):
+                continue
+            if 0 in operand.shape:  # there is no mapping of nothing
+                found.append(np.empty(operand.shape, operand.dtype))
+            else:
+                found.append(np.memmap(path, operand.dtype, "r", at, operand.shape))
+            at += found[-1].nbytes
         return found
 
     def forget(self) -> None:

@@ -156,11 +156,15 @@ static bool keep(sender *s, connection *c, const char *data, size_t size) {
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
+static void trim(const char **value, const char **end) {
+  while (*value < *end && (**value == ' ' || **value == '\t')) ++*value;
+  while (*end > *value && ((*end)[-1] == ' ' || (*end)[-1] == '\t')) --*end;
+}
+
 /* The number that a value is, blanks aside; -1 for anything else. */
 static int64_t number(const char *value, const char *end) {
   int64_t found = 0;
-  while (value < end && (*value == ' ' || *value == '\t')) value++;
-  while (end > value && (end[-1] == ' ' || end[-1] == '\t')) end--;
+  trim(&value, &end);
   if (value == end || end - value > 15) return -1;
   for (; value < end; value++) {
     if (!is_digit(*value)) return -1;
@@ -174,8 +178,7 @@ static bool is_named(const char *line, const char *colon, const char *name) {
 }
 
 static bool says_close(const char *value, const char *end) {
-  while (value < end && (*value == ' ' || *value == '\t')) value++;
-  while (end > value && (end[-1] == ' ' || end[-1] == '\t')) end--;
+  trim(&value, &end);
   return end - value == 5 && !strncasecmp(value, "close", 5);
 }
 

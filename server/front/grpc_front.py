@@ -21,7 +21,6 @@ from veltair.grpc.server import Server, methods_by_path
 from veltair.grpc.server_call import Method
 from veltair.server.access.callers import Access
 from veltair.server.access.grpc_access import with_access
-from veltair.server.front.http_body import only_value
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService, wants_trace
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.ipc.stages import server_timing
@@ -30,6 +29,8 @@ from veltair.server.protocol.grpc_codec import GrpcRequest, decode_request, enco
 from veltair.server.protocol.health_checks import HealthChecks
 from veltair.server.protocol.infer_request import InferRequest
 from veltair.server.protocol.repository_request import check_control, check_repository
+from veltair.server.protocol.request_bounds import only_value
+from veltair.server.repository.model_control import ModelControl
 from veltair.server.wire.io_threads import IoThreads
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
@@ -175,20 +176,23 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
         check_repository(request.repository_name)
-        rows = [row for row in self._service.repository_index() if not request.ready or row["state"] == "READY"]
+        rows = self._service.repository_index(ready_alone=request.ready)
         return pb.RepositoryIndexResponse(models=[pb.RepositoryIndexResponse.ModelIndex(**row) for row in rows])
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
-        control = self._service.require_control(what := f"{request.model_name!r:.80} is not loaded")
-        check_control(request.parameters, request.repository_name, what)
-        await control.load(request.model_name)
+        await self._control(request, "loaded").load(request.model_name)
         return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
-        control = self._service.require_control(what := f"{request.model_name!r:.80} is not unloaded")
-        check_control(request.parameters, request.repository_name, what)
-        await control.unload(request.model_name)
+        await self._control(request, "unloaded").unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
+
+    def _control(self, request: Any, change: str) -> ModelControl:
+        """For a change that the request may ask for. Raises UnsupportedError."""
+        what = f"{request.model_name!r:.80} is not {change}"
+        control = self._service.require_control(what)
+        check_control(request.parameters, request.repository_name, what)
+        return control
 
 
 async def _unsupported(self: InferenceServicer, request: Any, context: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from veltair.server.protocol.compressed_body import inflate
 from veltair.server.protocol.http_codec import decode_request
 from veltair.server.protocol.infer_request import InferRequest
 from veltair.server.protocol.json_parser import INLINE_BYTES, JsonParser
+from veltair.server.protocol.request_bounds import only_value
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -61,17 +62,6 @@ class BodyMemory:
             yield more
         finally:
             self.held_bytes -= own
-
-
-def only_value(values: Sequence[str], name: str) -> str:
-    """Of a header that means something once: of two, another reader may take the other. Raises RequestError.
-
-    >>> only_value(["a"], "veltair-tenant"), only_value([], "veltair-tenant")
-    ('a', '')
-    """
-    if len(values) > 1:
-        raise RequestError(f"{name} is given {len(values)} times, expected once")
-    return values[0] if values else ""
 
 
 async def read_body(request: Request, limit_bytes: int, hold: Callable[[int], None] = lambda size: None) -> bytes:

@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from veltair.errors import QueryError, RefusedError, RequestError, TooLargeError, UnsupportedError
 from veltair.server.front import metrics
-from veltair.server.front.http_body import HEADER_LENGTH, only_value, read_body, read_infer_request
+from veltair.server.front.http_body import HEADER_LENGTH, read_body, read_infer_request
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService, wants_trace
 from veltair.server.front.monitor.api_description import ApiPages
 from veltair.server.front.monitor.dashboard import Dashboard
@@ -33,6 +33,7 @@ from veltair.server.protocol.failed_queries import CLIENT_CLOSED, one_line
 from veltair.server.protocol.http_codec import encode_response
 from veltair.server.protocol.json_parser import INLINE_BYTES
 from veltair.server.protocol.repository_request import check_control_body, wants_ready
+from veltair.server.protocol.request_bounds import only_value
 
 RETRY_AFTER_S = 1
 
@@ -212,8 +213,8 @@ def _add_server(app: FastAPI, service: InferenceService) -> None:
 
     @app.post("/v2/repository/index")
     async def index(request: Request) -> Response:
-        ready = wants_ready(await read_body(request, INLINE_BYTES))
-        return _json([row for row in service.repository_index() if not ready or row["state"] == "READY"])
+        ready_alone = wants_ready(await read_body(request, INLINE_BYTES))
+        return _json(service.repository_index(ready_alone=ready_alone))
 
     @app.post("/v2/repository/models/{model}/{action}")
     async def control(model: str, action: str, request: Request) -> Response:

@@ -272,12 +272,13 @@ class InferenceService:
         ]
         return {"model_stats": rows}
 
-    def repository_index(self) -> list[dict[str, str]]:
+    def repository_index(self, *, ready_alone: bool = False) -> list[dict[str, str]]:
         if self.control is not None:
             rows = self.control.index(self.engine.ready)
         else:
             rows = model_metadata.repository_index(self.engine.models.all(), self.engine.ready)
-        return [row for row in rows if caller.get().sees(row["name"])]
+        seen = [row for row in rows if caller.get().sees(row["name"])]
+        return [row for row in seen if row["state"] == "READY"] if ready_alone else seen
 
     def require_control(self, what: str) -> ModelControl:
         """Raises UnsupportedError where clients may not change what is served; `what` does not happen then."""

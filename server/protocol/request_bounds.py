@@ -43,3 +43,14 @@ def check_parameters(where: str, count: int) -> None:
     """Likewise for the parameters of one tensor."""
     if count > MAX_PARAMETERS:
         raise RequestError(f"{where}: {count} parameters; it may have {MAX_PARAMETERS}")
+
+
+def only_value(values: Sequence[str], name: str) -> str:
+    """Of a header that means something once: of two, another reader may take the other. Raises RequestError.
+
+    >>> only_value(["a"], "veltair-tenant"), only_value([], "veltair-tenant")
+    ('a', '')
+    """
+    if len(values) > 1:
+        raise RequestError(f"{name} is given {len(values)} times, expected once")
+    return values[0] if values else ""

@@ -56,7 +56,8 @@ def test_a_choice_between_scores_that_are_nearly_the_same_moves(choice: tuple[Pa
     reference = ReferenceModel(path, made.manifest, None)
 
     def spread(values: Any) -> list[float]:
-        return reference.spread({"x": values[None].astype(np.float32)}, {}, 1)
+        feeds = {"x": values[None].astype(np.float32)}
+        return reference.spread(reference.outputs(feeds, {}, 1), feeds, {}, 1)
 
     scores, chosen = zip(*map(spread, even), strict=True)
     assert max(scores) < 1e-2  # they are continuous
@@ -70,7 +71,10 @@ class Wavering:
     def __init__(self, times: int) -> None:
         self.left, self.asked = times, 0
 
-    def spread(self, feeds: Any, raw: Any, batch: int) -> list[float]:
+    def outputs(self, feeds: Any, raw: Any, batch: int) -> list[Any]:
+        return []
+
+    def spread(self, expected: Any, feeds: Any, raw: Any, batch: int) -> list[float]:
         self.left, self.asked = self.left - 1, self.asked + 1
         return [0.0, 0.9 if self.left >= 0 else 1e-6]
 

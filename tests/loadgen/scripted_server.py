@@ -21,6 +21,7 @@ from veltair.grpc.http2.frames import DATA, HEADERS, message_prefix
 from veltair.grpc.http2.stream import Stream
 from veltair.grpc.transport import AsyncioConnection
 from veltair.loadgen.grpc_client import GrpcClient
+from veltair.loadgen.http_client import HttpClient
 from veltair.loadgen.native_sender import NativeRun
 from veltair.loadgen.open_loop import ArrivalSchedule, RunCounts, Trace, run_open_loop
 from veltair.loadgen.tenant_streams import TenantStream
@@ -124,7 +125,7 @@ def one_by_one(count: int, gap_ms: float, window_ms: float = 0.0) -> ArrivalSche
 
 
 async def send_native(
-    client: GrpcClient,
+    client: GrpcClient | HttpClient,
     streams: Sequence[TenantStream],
     schedule: ArrivalSchedule,
     stop: asyncio.Event,
@@ -148,19 +149,33 @@ def play(
 ) -> tuple[Trace, ScriptedServer]:
     """Run a load against a scripted server; `before` may prepare it once the client is connected."""
     own = server or ScriptedServer()
+    return run_load(GrpcClient, own, sender, streams, schedule, timeout_s, connections, before), own
+
+
+def run_load(
+    kind: Callable[[str, int, float], Any],
+    server: Any,
+    sender: str,
+    streams: list[TenantStream],
+    schedule: ArrivalSchedule,
+    timeout_s: float,
+    connections: int,
+    before: Callable[[Any, asyncio.Event], Any],
+) -> Trace:
+    """Start the server, connect a client of this kind, and send the load."""
 
     async def run() -> Trace:
-        client = GrpcClient("127.0.0.1", await own.start(), timeout_s)
+        client = kind("127.0.0.1", await server.start(), timeout_s)
         await client.open(connections)
         stop = asyncio.Event()
-        before(own, stop)
+        before(server, stop)
         try:
             return await asyncio.wait_for(SENDERS[sender](client, streams, schedule, stop), WAIT_S)
         finally:
             await client.close()
-            own.close()
+            server.close()
 
-    return uvloop.run(run()), own
+    return uvloop.run(run())
 
 
 def failures(trace: Trace) -> Counter[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,3 +31,12 @@ def check_a_stop(play: Callable[..., tuple[Trace, Any]], one_stream: Callable[..
     assert failures(trace) == {STOPPED_EARLY: 1}
     assert MS <= trace.window_ns[1] <= trace.done_ns[1] - 500 * MS
     assert trace.sent_ns[2] == trace.done_ns[2] == 0
+
+
+def check_mixture(trace: Trace, expected: Sequence[tuple[Outcome, str]], timeout_s: float) -> None:
+    """Each query has its outcome and its reason, and nobody's is lost; those without an answer end at the timeout."""
+    assert trace.outcome.tolist() == [outcome for outcome, _ in expected]
+    assert failures(trace) == Counter(why for _, why in expected if why)
+    assert (trace.sent_ns >= trace.schedule.arrival_ns).all() and (trace.done_ns >= trace.sent_ns).all()
+    timed_out = np.array([why.startswith("no answer within") for _, why in expected])
+    assert ((trace.done_ns - trace.sent_ns)[timed_out] >= timeout_s * 1000 * MS).all()

@@ -207,12 +207,15 @@ class Gru(nn.Module):
 
     def forward(self, x: Tensor, h0: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """States (batch, steps, hidden) and the last one (1, batch, hidden); `h0` is shaped as the last one."""
+        return self._states(x, None, h0)
+
+    def _states(self, x: Tensor, scores: Tensor | None, h0: Tensor | None) -> tuple[Tensor, Tensor]:
         weights = self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0
         first = None if h0 is None else h0[0]
         if exporting():
-            states = exported_states(x, None, *weights, first, self.reset_after)
+            states = exported_states(x, scores, *weights, first, self.reset_after)
         else:
-            states = gru(x, *weights, first, reset_after=self.reset_after)
+            states = gru(x, *weights, first, scores=scores, reset_after=self.reset_after)
         return states, states[:, -1][None]
 
     def extra_repr(self) -> str:
@@ -237,10 +240,4 @@ class Augru(Gru):
         self, x: Tensor, scores: Tensor, h0: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """As `Gru`, with attention scores (batch, steps) of the steps."""
-        weights = self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0
-        first = None if h0 is None else h0[0]
-        if exporting():
-            states = exported_states(x, scores, *weights, first, self.reset_after)
-        else:
-            states = gru(x, *weights, first, scores=scores, reset_after=self.reset_after)
-        return states, states[:, -1][None]
+        return self._states(x, scores, h0)

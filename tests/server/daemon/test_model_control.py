@@ -260,7 +260,7 @@ def test_a_repository_may_be_empty_at_first(artifacts: Path, tmp_path: Path) -> 
 
 
 def test_wrong_settings_leave_a_model_serving(artifacts: Path, tmp_path: Path) -> None:
-    """Also files that are none, whose reader would wait for ever, and a repository that is away for a while."""
+    """Also files that are none, whose reader would wait without end, and a repository that is away for a while."""
     repository, own = tmp_path / "models", tmp_path / "own"
     scaled_mlp(artifacts, repository / "mlp" / "1", 1)
     scaled_mlp(artifacts, repository / "spare" / "1", 2)
