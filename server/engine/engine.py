@@ -53,11 +53,10 @@ class Engine:
         artifacts = [opened.add(spec, configure.artifacts[spec.digest]) for spec in configure.tenants]
         self._specs = {spec.number: spec for spec in configure.tenants}
         machine = limit_machine(configure.cores)
-        self._cores = cores = machine.cores
-        self._home = home_core(machine)
-        self._workers = configure.workers or default_workers(len(cores), artifacts)
+        self._cores, self._home = machine.cores, home_core(machine)
+        self._workers = configure.workers or default_workers(len(self._cores), artifacts)
         self._allowed = self._workers  # batches in flight at once, as the scheduler knows it
-        self._counters = CounterSampling(cores, wanted=configure.counter_model is not None)
+        self._counters = CounterSampling(self._cores, wanted=configure.counter_model is not None)
         tenants, profiles = tenants_and_profiles(configure.tenants, artifacts)
         settings = scheduler_settings(configure, machine, self._workers, tenants, counters=self._counters.available)
         self._scheduler = settings.make_scheduler(profiles)
@@ -69,7 +68,7 @@ class Engine:
         self._poll.register(front.fileno(), select.EPOLLIN)
         self._front_events = select.EPOLLIN
         shared = configure.lanes, configure.artifacts, configure.sandbox, configure.load_share
-        load = m.LoadModels(configure.tenants, cores, configure.slots, *shared)
+        load = m.LoadModels(configure.tenants, self._cores, configure.slots, *shared)
         target = self._workers + configure.spare_workers
         how = largest_cell(artifacts), configure.hung_block_ns, forks
         self._supervisor = WorkerSupervisor(self._poll, target, pool, load, *how, front.send)
@@ -182,6 +181,7 @@ class Engine:
             message, lane = arrivals.take()
             now_ns = time.monotonic_ns()
             self._decide(events.QueryArrived(now_ns, self._queries.add(message, now_ns, lane)))
+            self._lanes.decided(message.tenant, message.priority_level, now_ns)
         self._lanes.wake_fronts()
         if arrivals:
             arrivals.decided(count, time.monotonic_ns() - begin_ns)

@@ -69,6 +69,11 @@ class FrontLanes:
         if self._lanes:
             self._gates.shut(tenant, batch, time.monotonic_ns(), for_ns, priority_level)
 
+    def decided(self, tenant: int, priority_level: int, now_ns: int) -> None:
+        """Whether a query of this level is admitted has been decided: the front may send another."""
+        if self._lanes:
+            self._gates.decided(tenant, now_ns, priority_level)
+
     def work(self, tenant: int) -> int:
         """What the I/O threads have done for the tenant's number, in requests; for those that they refused too."""
         return self._gates.work(tenant) if self._lanes else 0

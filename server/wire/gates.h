@@ -12,13 +12,31 @@ enum { PRIORITY_LEVELS = 5 }; /* veltair/types.py; there is a gate for each, beg
 
 typedef struct {
   _Atomic int64_t shut_until_ns; /* CLOCK_MONOTONIC */
+  _Atomic int64_t ajar_until_ns; /* then each query takes a pass */
   _Atomic int64_t least_batch;   /* smaller ones pass */
+  _Atomic int64_t given, taken;  /* passes so far, by the engine and by the I/O threads */
   _Atomic int64_t work;          /* of the I/O threads: a request counts for 1, refused or not, WORK_BYTES that it brings for 1 */
 } gate;
 
-static inline bool gate_shut(const gate *gate, int32_t batch, int64_t now) {
-  return now < atomic_load_explicit(&gate->shut_until_ns, memory_order_relaxed) &&
-         batch >= atomic_load_explicit(&gate->least_batch, memory_order_relaxed);
+static inline int64_t gate_read(const _Atomic int64_t *word) { return atomic_load_explicit(word, memory_order_relaxed); }
+
+static inline bool gate_open(const gate *gate, int32_t batch, int64_t now) {
+  return now >= gate_read(&gate->ajar_until_ns) || batch < gate_read(&gate->least_batch);
+}
+
+/* Whether such a query is refused now. */
+static inline bool gate_refuses(const gate *gate, int32_t batch, int64_t now) {
+  if (gate_open(gate, batch, now)) return false;
+  return now < gate_read(&gate->shut_until_ns) || gate_read(&gate->taken) >= gate_read(&gate->given);
+}
+
+/* Whether such a query goes to the engine; it takes a pass where it needs one. */
+static inline bool gate_pass(gate *gate, int32_t batch, int64_t now) {
+  if (gate_open(gate, batch, now)) return true;
+  if (now < gate_read(&gate->shut_until_ns)) return false;
+  if (atomic_fetch_add(&gate->taken, 1) < gate_read(&gate->given)) return true;
+  atomic_fetch_sub(&gate->taken, 1);
+  return false;
 }
 
 static inline void gate_count(gate *gate, uint64_t bytes) {

@@ -182,7 +182,7 @@ enum foreseen query_foresee(asker *from, const plan_key *key, uint64_t more) {
     return UNPLANNED;
   }
   gate *const gate = gate_of(link, plan);
-  int why = gate_shut(gate, plan->batch, now) ? OVERLOAD : NO_REFUSAL;
+  int why = gate_refuses(gate, plan->batch, now) ? OVERLOAD : NO_REFUSAL;
   if (!why) why = why_no_slot(slot);
   if (!why && more && !may_hold(from->connection, more)) why = MEMORY;
   if (why) {
@@ -207,7 +207,7 @@ bool query_begin(asker *from, const request *request) {
   gate_count(gate, bytes);
   if (deadline_ns && deadline_ns <= now) {
     refuse(from, plan, request->id, request->id_bytes, LATE_ON_ARRIVAL);
-  } else if (gate_shut(gate, plan->batch, now)) {
+  } else if (!gate_pass(gate, plan->batch, now)) {
     refuse(from, plan, request->id, request->id_bytes, OVERLOAD);
   } else {
     const int32_t slot = slots_take(link->free, plan->tenant, now);

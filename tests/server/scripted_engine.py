@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import select
+import time
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +19,7 @@ from veltair.profiles.artifact.input_layout import InputLayout, InputSlot
 from veltair.profiles.artifact.manifest import PackedLocation, Port
 from veltair.profiles.artifact.strings import Strings
 from veltair.server.engine.front_lanes import FrontLanes
+from veltair.server.ipc.admission_gates import GATE_WORDS
 from veltair.server.ipc.done_queries import Caller, DoneQueries, pack_callers
 from veltair.server.ipc.messages import InferQuery, Outcome, QueryEnded
 from veltair.server.ipc.stages import EngineStamps
@@ -24,7 +27,7 @@ from veltair.server.ipc.tenant_share import TenantShare
 from veltair.server.ipc.tensor_pool import TensorPool
 from veltair.server.wire.engine_link import EngineLink
 from veltair.server.wire.io_threads import IoThreads
-from veltair.types import PRIORITY_LEVELS
+from veltair.types import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS
 
 MAX_TEXT = 6  # bytes a row on average
 WORDS = replace(
@@ -82,7 +85,18 @@ class ScriptedEngine:
         time."""
         words = self._lanes._gates._words
         for place in range(PRIORITY_LEVELS * tenant + level - 1, PRIORITY_LEVELS * (tenant + 1)):
-            words[3 * place], words[3 * place + 1] = until_ns, batch
+            words[GATE_WORDS * place : GATE_WORDS * place + 3] = memoryview(array("q", [until_ns, until_ns, batch]))
+
+    def set_ajar(self, tenant: int, batch: int) -> None:
+        """As some time after it was shut."""
+        self._lanes._gates.shut(tenant, batch, now_ns=0, for_ns=0)
+        words = self._lanes._gates._words
+        for level in range(PRIORITY_LEVELS):
+            words[GATE_WORDS * (PRIORITY_LEVELS * tenant + level) + 1] = 1 << 62
+
+    def decided(self, tenant: int) -> None:
+        """Tell that a query of the tenant has been decided about."""
+        self._lanes.decided(tenant, DEFAULT_PRIORITY_LEVEL, time.monotonic_ns())
 
     def work(self, tenant: int) -> int:
         """What the threads have counted for the tenant."""

@@ -15,7 +15,14 @@ from wire_frames import frame
 
 from veltair.errors import OverloadedError, RefusalReason
 from veltair.grpc.http2 import frames, hpack
-from veltair.server.ipc.admission_gates import MOST_SHUT_NS, AdmissionGates, create_admission_gates
+from veltair.server.ipc.admission_gates import (
+    AJAR_NS,
+    GATE_WORDS,
+    MOST_SHUT_NS,
+    UNDECIDED,
+    AdmissionGates,
+    create_admission_gates,
+)
 from veltair.server.ipc.tenant_share import TenantShare
 
 REFUSED = Answer(grpc.StatusCode.RESOURCE_EXHAUSTED, RefusalReason.OVERLOAD.text)
@@ -165,6 +172,36 @@ def test_how_long_and_for_what_a_gate_is_shut() -> None:
     gates.shut(0, 3, now_ns=200, for_ns=10**12)
     assert (shut(200 + MOST_SHUT_NS - 1), shut(200 + MOST_SHUT_NS)) == ([3, 4, 5], [])
     assert not gates.is_shut(1, 5, 200)
+
+
+def test_a_gate_that_is_ajar_lets_through_as_many_as_are_decided() -> None:
+    async def body(fronts: Fronts) -> None:
+        channel = fronts.channel()
+        for count in (1, 2):
+            await fronts.learn(channel, rows(count))
+        fronts.scripted.set_ajar(SUMS, batch=2)
+        asked = [asyncio.ensure_future(ask(channel, rows(2))) for _ in range(10)]
+        done = await asyncio.gather(*asked)
+        assert [answer == REFUSED for answer in done].count(False) == UNDECIDED
+        assert await ask(channel, rows(2)) == REFUSED
+        assert (await ask(channel, rows(1))).code is grpc.StatusCode.OK  # needs no pass
+        fronts.scripted.decided(SUMS)
+        assert (await ask(channel, rows(2))).code is grpc.StatusCode.OK
+        assert await ask(channel, rows(2)) == REFUSED
+
+    run(body)
+
+
+def test_when_a_gate_is_ajar() -> None:
+    gates = AdmissionGates(create_admission_gates(1), 1)
+    gates.shut(0, 1, now_ns=100, for_ns=10, priority_level=3)
+    assert [gates.is_shut(0, 1, now_ns, 3) for now_ns in (109, 110, 110 + AJAR_NS)] == [True, False, False]
+    gates._words[GATE_WORDS * 2 + 4] += UNDECIDED  # so many have passed
+    gates.decided(0, 109, 3)  # it was on its way when the gate was shut
+    assert [gates.is_shut(0, 1, now_ns, 3) for now_ns in (110, 109 + AJAR_NS, 110 + AJAR_NS)] == [True, True, False]
+    assert not gates.is_shut(0, 1, 110, 4) and not gates.is_shut(0, 1, 110, 2)
+    gates.decided(0, 110, 3)
+    assert not gates.is_shut(0, 1, 110, 3)
 
 
 def test_a_rate_lets_queries_pass_again_also_those_that_python_sends() -> None:
