@@ -51,15 +51,17 @@ doctest: $(VENV)/ready
 # Side by side, each with its output as it ends, and about as long: what starts daemons mostly waits, the other tests
 # keep a core busy.
 STARTS_DAEMONS := tests/server/daemon tests/server/engine tests/server/front tests/server/worker tests/faults
+RUNS_KERNELS := $(addprefix tests/compiler/,kernels patterns quantisation)
 pytest: $(VENV)/ready
 	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target pytest-daemons pytest-others
 
 pytest-daemons: $(VENV)/ready
 	$(BIN)/pytest $(STARTS_DAEMONS); daemons=$$?; \
-	$(BIN)/pytest tests/compiler; exit $$(($$daemons + $$?))
+	$(BIN)/pytest tests/compiler $(RUNS_KERNELS:%=--ignore=%); exit $$(($$daemons + $$?))
 
 pytest-others: $(VENV)/ready
-	$(BIN)/pytest $(addprefix --ignore=,tests/compiler $(STARTS_DAEMONS))
+	$(BIN)/pytest $(addprefix --ignore=,tests/compiler $(STARTS_DAEMONS)); others=$$?; \
+	$(BIN)/pytest $(RUNS_KERNELS); exit $$(($$others + $$?))
 
 # The source distribution, a wheel built from it, and that wheel with the oldest manylinux tag that the C library allows;
 # installed into an empty environment and tried in an empty folder: compiled, simulated, its configuration checked.
