@@ -86,8 +86,10 @@ static size_t read_frame(h2_connection *connection, const uint8_t *from, size_t 
       end_data(connection);
     return head;
   }
-  if (size > CONTROL_BYTES) {
-    h2_fail(connection, FRAME_SIZE_ERROR, "a frame of %u bytes", size);
+  const bool headers = kind == HEADERS || kind == CONTINUATION;
+  if (size > (headers ? SCRATCH_BYTES - FRAME_HEAD_BYTES : CONTROL_BYTES)) {
+    if (headers && size <= DATA_FRAME_BYTES) h2_fail(connection, ENHANCE_YOUR_CALM, "a header block that is too large");
+    else h2_fail(connection, FRAME_SIZE_ERROR, "a frame of %u bytes", size);
     return 0;
   }
   if (room - FRAME_HEAD_BYTES < size) return 0;
