@@ -183,7 +183,7 @@ HTTP2: dict[str, Case] = {
     "6.7/4": fails(FRAME_SIZE_ERROR, frame(PING, 0, 0, bytes(6))),
     "6.8/1": fails(PROTOCOL_ERROR, frame(GOAWAY, 0, 1, bytes(8))),
     "6.9/1": fails(PROTOCOL_ERROR, word(WINDOW_UPDATE, 0, 0)),
-    "6.9/2": fails(PROTOCOL_ERROR, OPEN, word(WINDOW_UPDATE, 1, 0)),
+    "6.9/2": resets(PROTOCOL_ERROR, OPEN, word(WINDOW_UPDATE, 1, 0)),
     "6.9/3": fails(FRAME_SIZE_ERROR, frame(WINDOW_UPDATE, 0, 0, bytes(3))),
     "6.9.1/1": sends(1, setting(frames.INITIAL_WINDOW_SIZE, 1), ASK),
     "6.9.1/2": fails(FLOW_CONTROL_ERROR, frame(WINDOW_UPDATE, 0, 0, HUGE) * 2),

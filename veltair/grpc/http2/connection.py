@@ -212,10 +212,15 @@ class Connection(StreamTable):
         self.flush_all()
 
     def _grow_window(self, number: int, size: int) -> None:
-        if not size or number > self.last_stream:
+        if (not size and not number) or number > self.last_stream:
             raise ProtocolError(PROTOCOL_ERROR, f"the window of stream {number} cannot grow by {size}")
         stream = self.streams.get(number)
-        if number == 0:
+        if not size:  # of a stream, which is its alone (RFC 9113, 6.9)
+            if stream is None:
+                self.count_glitch()
+            else:
+                self.fail_stream(stream)
+        elif number == 0:
             self._window += size
             if self._window > LARGEST_WINDOW_BYTES:
                 raise ProtocolError(FLOW_CONTROL_ERROR, "a window that is too large")

@@ -125,6 +125,8 @@ class FrameReader(ABC):
             begin = at + FRAME_HEAD.size
             if kind == DATA:
                 padded = 1 if flags & PADDED else 0
+                if size < padded:
+                    raise ProtocolError(FRAME_SIZE_ERROR, "a frame that is too short or too long")
                 if end - begin < padded:
                     break
                 self._begin_data(number, flags, size, view[begin] if padded else None)

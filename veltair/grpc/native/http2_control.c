@@ -121,9 +121,14 @@ static bool window_update_received(h2_connection *connection, uint32_t number, c
   uint32_t more = 0;
   if (!read_whole_word(connection, payload, size, &more)) return false;
   more &= LARGEST_WINDOW_BYTES;
-  if (!more || number > connection->last_stream)
+  if ((!more && number == NO_STREAM) || number > connection->last_stream)
     return h2_fail(connection, PROTOCOL_ERROR, "the window of stream %u cannot grow by %u", number, more);
   h2_stream *stream = number == NO_STREAM ? NULL : h2_find_stream(connection, number);
+  if (!more) { /* of a stream, which is its alone (RFC 9113, 6.9) */
+    if (!stream) return h2_glitch(connection);
+    h2_stream_error(stream, PROTOCOL_ERROR);
+    return !connection->failed;
+  }
   const int64_t before = connection->window;
   const bool waiting = connection->waiting;
   if (number == NO_STREAM) {

@@ -80,6 +80,10 @@ static size_t read_frame(h2_connection *connection, const uint8_t *from, size_t 
   const uint8_t kind = from[3], flags = from[4];
   if (kind == DATA) {
     const size_t head = FRAME_HEAD_BYTES + (flags & PADDED ? 1 : 0);
+    if (size < head - FRAME_HEAD_BYTES) {
+      h2_fail(connection, FRAME_SIZE_ERROR, "a frame that is too short or too long");
+      return 0;
+    }
     if (room < head) return 0;
     if (begin_data(connection, number, flags, size, flags & PADDED ? from[FRAME_HEAD_BYTES] : -1) &&
         !connection->left && !connection->padding)

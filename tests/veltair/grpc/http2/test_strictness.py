@@ -10,37 +10,21 @@ import struct
 from typing import TypeAlias
 
 import pytest
+from call_frames import BEGIN, BODY, HEAD, LAST, echo, goodbyes, head, resets
 from http2_ends import Call, Event, PythonEnd
 from native_end import NativeEnd
-from wire_frames import frame, parse_frames, setting, word
+from wire_frames import frame, setting, word
 
 from veltair.grpc.http2 import frames, hpack
 from veltair.grpc.http2.stream_table import MAX_GLITCHES, REMEMBERED
 
 Implementation: TypeAlias = type[PythonEnd] | type[NativeEnd]
 
-HEAD = [(":method", "POST"), (":scheme", "http"), (":path", "/t/echo"), ("content-type", "application/grpc")]
-BEGIN = frames.PREFACE + frame(frames.SETTINGS, 0, 0)
-LAST = frames.END_HEADERS | frames.END_STREAM
-BODY = frames.message_prefix(3) + b"abc"
-
 
 @pytest.fixture(params=[PythonEnd, NativeEnd], ids=["python", "native"])
 def implementation(request: pytest.FixtureRequest) -> Implementation:
     found: Implementation = request.param
     return found
-
-
-def head(number: int, *more: hpack.Field, flags: int = frames.END_HEADERS, fields: list[hpack.Field] = HEAD) -> bytes:
-    return frame(frames.HEADERS, flags, number, hpack.encode([*fields, *more]))
-
-
-def echo(call: Call, event: Event) -> None:
-    if event[0] == "end":
-        message = b"".join(call.of_kind("message"))
-        call.headers([(":status", "200")])
-        call.data(frames.message_prefix(len(message)) + message)
-        call.headers([("grpc-status", "0")], end=True)
 
 
 def answer_early(call: Call, event: Event) -> None:
@@ -50,15 +34,6 @@ def answer_early(call: Call, event: Event) -> None:
 
 
 def ignore(call: Call, event: Event) -> None: ...
-
-
-def goodbyes(sent: bytes) -> list[int]:
-    return [int.from_bytes(payload[4:8], "big") for kind, _, _, payload in parse_frames(sent) if kind == frames.GOAWAY]
-
-
-def resets(sent: bytes) -> list[tuple[int, int]]:
-    found = [(number, payload) for kind, _, number, payload in parse_frames(sent) if kind == frames.RST_STREAM]
-    return [(number, int.from_bytes(payload, "big")) for number, payload in found]
 
 
 PRIORITY = struct.pack(">IB", 1, 16)
@@ -79,6 +54,11 @@ FORBIDDEN = {
     "a stream that depends on itself": (BEGIN + frame(frames.PRIORITY, 0, 1, PRIORITY), frames.PROTOCOL_ERROR),
     "headers that depend on themselves": (
         BEGIN + frame(frames.HEADERS, 0x24, 1, PRIORITY + hpack.encode(HEAD)),
+        frames.PROTOCOL_ERROR,
+    ),
+    "padded data without a byte": (BEGIN + head(1) + frame(frames.DATA, frames.PADDED, 1), frames.FRAME_SIZE_ERROR),
+    "a window of the connection that grows by nothing": (
+        BEGIN + head(1) + word(frames.WINDOW_UPDATE, 0, 0),
         frames.PROTOCOL_ERROR,
     ),
     "data behind the end": (BEGIN + head(1, flags=LAST) + frame(frames.DATA, 0, 1, b"a"), frames.STREAM_CLOSED),
@@ -256,65 +236,6 @@ def test_floods_are_cut_off(implementation: Implementation, sent: bytes) -> None
     assert goodbyes(server.take()) == [frames.ENHANCE_YOUR_CALM]
     assert server.failed and not server.streams
     assert all(call.closed for call in server.calls)
-
-
-LONG = [(f"name-{index}", "a" * 100) for index in range(200)]  # a list of 28 KB, a block of 22 KB
-
-
-def refuse(call: Call, event: Event) -> None:
-    if event[0] == "long_head":
-        call.headers([(":status", "200"), ("grpc-status", "8")], end=True)
-    else:
-        echo(call, event)
-
-
-@pytest.mark.parametrize("cut", [None, 300, 16_384])
-@pytest.mark.parametrize("last", [frames.END_HEADERS, LAST])
-def test_a_head_that_is_too_long_ends_its_call_alone(implementation: Implementation, cut: int | None, last: int) -> None:
-    server = implementation(True, refuse)
-    kept = b"\x40" + hpack.encode([("kept", "b" * 200)])[1:]  # in the table, in front of the fields that are too many
-    block = hpack.encode(HEAD) + kept + hpack.encode(LONG)
-    parts = [block[at : at + (cut or len(block))] for at in range(0, len(block), cut or len(block))]
-    kinds = [frames.HEADERS, *[frames.CONTINUATION] * (len(parts) - 1)]
-    ends = last & frames.END_STREAM
-    sent = [
-        frame(kind, (ends if kind == frames.HEADERS else 0) | (frames.END_HEADERS if part is parts[-1] else 0), 3, part)
-        for kind, part in zip(kinds, parts, strict=True)
-    ]
-    late = b"" if ends else frame(frames.DATA, frames.END_STREAM, 3, BODY)
-    known = frame(frames.HEADERS, frames.END_HEADERS, 5, hpack.encode(HEAD) + b"\xbe")  # the newest of the table
-    server.feed(BEGIN + head(1) + b"".join(sent) + late + frame(frames.DATA, 1, 1, BODY))
-    server.feed(known + frame(frames.DATA, 1, 5, BODY))
-    assert not goodbyes(server.take()) and not server.failed
-    first, refused, other = server.calls
-    assert first.of_kind("message") == other.of_kind("message") == [b"abc"]
-    assert [event[0] for event in refused.events][0] == "long_head" and refused.closed
-    assert other.of_kind("headers") == [[*HEAD, ("kept", "b" * 200)]]
-
-
-def test_trailers_that_are_too_long_end_their_call_alone(implementation: Implementation) -> None:
-    server = implementation(True, echo)
-    server.feed(BEGIN + head(1) + head(1, flags=LAST, fields=LONG) + head(3) + frame(frames.DATA, 1, 3, BODY))
-    sent = server.take()
-    assert resets(sent) == [(1, frames.ENHANCE_YOUR_CALM)] and not goodbyes(sent)
-    assert server.calls[1].of_kind("message") == [b"abc"]
-
-
-ENDLESS = {
-    "in one frame": frame(frames.HEADERS, frames.END_HEADERS, 1, hpack.encode([("a", "b" * 65_600)])),
-    "in many": frame(frames.HEADERS, 0, 1, hpack.encode(HEAD))
-    + frame(frames.CONTINUATION, 0, 1, hpack.encode([("a", "b" * 10_000)])) * 7,
-    "once decoded": frame(
-        frames.HEADERS, frames.END_HEADERS, 1, b"\x40" + hpack.encode([("a", "b" * 4000)])[1:] + b"\xbe" * 70
-    ),
-}
-
-
-@pytest.mark.parametrize("sent", ENDLESS.values(), ids=ENDLESS)
-def test_a_head_without_end_ends_the_connection(implementation: Implementation, sent: bytes) -> None:
-    server = implementation(True, echo)
-    server.feed(BEGIN + sent)
-    assert goodbyes(server.take()) == [frames.ENHANCE_YOUR_CALM] and server.failed
 
 
 def test_a_flood_of_data_ends_at_the_window(implementation: Implementation) -> None:
