@@ -29,10 +29,8 @@ def test_it_gets_all_its_answers() -> None:
             (PLAIN + GET + PLAIN, expected + LIVE + expected),
         ):
             assert (await end(fronts, data)).replace(INTERIM, b"", 1) == answers
-        chunked = (
-            b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
-        )
-        assert b"HTTP/1.1 200 OK\r\n" in await end(fronts, chunked)
+        head = b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        assert b"HTTP/1.1 200 OK\r\n" in await end(fronts, head + b"2\r\n{}\r\n0\r\n\r\n")
 
     run(test)
 

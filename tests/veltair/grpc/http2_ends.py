@@ -19,7 +19,7 @@ LOST = -1  # the code of "aborted" when the connection is lost
 
 
 class Call(ABC):
-    """A stream and the events of it: headers, long_head, message, too_large, end, aborted, flushed and, last, closed."""
+    """A stream and the events of it: headers, long_head, message, too_large, end, aborted, flushed; last, closed."""
 
     number: int
     closed: bool

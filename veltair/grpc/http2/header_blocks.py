@@ -28,8 +28,8 @@ class HeaderBlockReader:
     def add(self, kind: int, flags: int, number: int, payload: bytes) -> tuple[list[Field] | None, bool] | None:
         """The fields, and whether they end the stream, once the block is complete; None before.
 
-        None instead of the fields: they are more than is accepted. Raises ProtocolError for frames out of order, a block
-        above BLOCK_BYTES, and one that cannot be decoded.
+        None instead of the fields: they are more than is accepted. Raises ProtocolError for frames out of order, a
+        block above BLOCK_BYTES, and one that cannot be decoded.
         """
         if kind == frames.HEADERS:
             skipped = padding = 0
