@@ -218,6 +218,24 @@ def _with_absolute_files(tls: TlsConfig, base: Path) -> TlsConfig:
     return msgspec.structs.replace(tls, **{key: str(base / file) for key, file in files.items() if file is not None})
 
 
+def changed_keys(before: msgspec.Struct | None, after: msgspec.Struct | None, table: str) -> list[str]:
+    """The keys whose values differ between two tables of one kind, as a message names them.
+
+    >>> changed_keys(ServerConfig(), ServerConfig(workers=3, limits=LimitsConfig(head_s=5)), "server")
+    ['server.workers', 'server.limits.head_s']
+    """
+    if before is None or after is None:
+        return [] if before is after else [table]
+    changed = []
+    for name in before.__struct_fields__:
+        old, new, key = getattr(before, name), getattr(after, name), f"{table}.{name}"
+        if isinstance(old, msgspec.Struct) or isinstance(new, msgspec.Struct):
+            changed += changed_keys(old, new, key)
+        elif old != new:
+            changed.append(key)
+    return changed
+
+
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of `host:port` or `[ipv6]:port`. Raises ConfigError.
 

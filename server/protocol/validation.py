@@ -267,7 +267,9 @@ def warn_of_unknown(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]
     >>> warn_of_unknown({"timeout": 5, "temperature": 0.5})
     {'veltair_warning': "unknown parameter: 'temperature'"}
     """
-    unknown = [key for key in parameters if key not in KNOWN_PARAMETERS and not key.startswith(UNSUPPORTED_PREFIXES)]
+    unknown = sorted(  # over gRPC they have no order of their own
+        key for key in parameters if key not in KNOWN_PARAMETERS and not key.startswith(UNSUPPORTED_PREFIXES)
+    )
     if not unknown:
         return {}
     named = ", ".join(f"{key!a:.60}" for key in unknown[:MOST_NAMED])

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from veltair.config import ServeConfig, TenantConfig
+from veltair.config import ServeConfig, TenantConfig, changed_keys
 from veltair.errors import ArtifactError, ConfigError, RequestError, UnknownModelError, VeltairError
 from veltair.server.ipc.daemon_events import EventKind, Report, report_nothing
 from veltair.server.repository.artifact_loader import ArtifactLoader
@@ -148,8 +148,8 @@ class ModelControl:
                 entries, broken = await asyncio.to_thread(configured_models, config)
             except ConfigError as error:
                 raise RequestError(f"the configuration is not read again: {error}") from None
-            if config.server != self._config.server:
-                raise RequestError("[server] has changed, which takes a restart; nothing is reloaded")
+            if changed := changed_keys(self._config.server, config.server, "server"):
+                raise RequestError(f"{', '.join(changed)}: a change takes a restart; nothing is reloaded")
             try:
                 done = self.on_reload(config)
             except ConfigError as error:
@@ -169,7 +169,7 @@ class ModelControl:
                     _log.error("%s is not loaded: %s", name, error)
                     failure = failure or f"{name} is not loaded: {without_folder(entry, error)}"
             if failure is not None:
-                raise RequestError(failure)
+                raise RequestError("; ".join((failure, *done)))
             return done
 
     def index(self, ready: bool) -> list[dict[str, str]]:

@@ -134,15 +134,27 @@ static void send_to_python(call *of, uint8_t *data, size_t size, bool compressed
   python_message(of, data, size, compressed);
 }
 
-static void headers(void *owner, h2_stream *stream, const hpack_field *fields, int count) {
-  if (h2_context(stream)) return; /* trailers mean nothing to a server */
+/* NULL: without memory; the stream is over then. */
+static call *begin_call(connection *on, h2_stream *stream) {
   call *new = calloc(1, sizeof *new);
   if (!new) {
     h2_reset(stream, 2 /* INTERNAL_ERROR */);
-    return;
+    return NULL;
   }
-  *new = (call){.asker = {.connection = owner, .arrival_ns = now_ns()}, .stream = stream};
+  *new = (call){.asker = {.connection = on, .arrival_ns = now_ns()}, .stream = stream};
   h2_set_context(stream, new);
+  return new;
+}
+
+static void long_head(void *owner, h2_stream *stream) {
+  call *new = begin_call(owner, stream);
+  if (new) grpc_refuse_call(new, HEAD);
+}
+
+static void headers(void *owner, h2_stream *stream, const hpack_field *fields, int count) {
+  if (h2_context(stream)) return; /* trailers mean nothing to a server */
+  call *new = begin_call(owner, stream);
+  if (!new) return;
   const bool call_of_grpc = read_head(new, fields, count);
   new->fields = pack_fields(fields, count, new->asker.connection->certificate, &new->fields_bytes);
   count_held(new);
@@ -270,7 +282,7 @@ static void closed(void *owner, h2_stream *stream) {
 
 const h2_handler grpc_handler = {
     .headers = headers, .room = room, .begun = begun, .message = message, .too_large = too_large, .end = end,
-    .aborted = aborted, .flushed = flushed, .closed = closed,
+    .aborted = aborted, .flushed = flushed, .closed = closed, .long_head = long_head,
 };
 
 bool grpc_respond(asker *to, const query *query, const uint8_t *slot) {

@@ -92,9 +92,23 @@ static void dropped(connection *at, size_t size) {
 static void ended(connection *at) {
   http1 *on = at->state;
   on->ended = true;
-  if (on->state == DISCARDS || on->state == FORWARDS || on->state == TUNNELS) http1_advance(on);
-  else if (on->state == READS_HEAD) on->closing = true;
-  else at->broken = true; /* it does not wait for its answer */
+  if (on->state == ASKS && at->tls) at->broken = true; /* over TLS an end of one side is one of both */
+  else if (on->state == ASKS) http1_await_reader(on);
+  else if (on->state == READS_HEAD && !buffer_size(&on->in)) on->closing = true;
+  else http1_advance(on);
+}
+
+/* A client that has closed its side either waits for its answer or has left, which looks the same until something is sent.
+ * An interim response is for those who wait to skip, and a reset is what comes from where nobody is (RFC 9110, 15.2). 100
+ * is the one that clients skip that know no other. */
+void http1_await_reader(http1 *on) {
+  static const char interim[] = "HTTP/1.1 100 Continue\r\n\r\n";
+  connection *at = on->asker.connection;
+  if (at->half_closed) return;
+  at->half_closed = true;
+  const bool answers = buffer_size(&on->out) || (on->state == FORWARDS && (on->in_reply || on->replied));
+  if (!answers && !on->head.old && !buffer_append(&on->out, interim, sizeof interim - 1)) at->broken = true;
+  mark_dirty(at);
 }
 
 static const uint8_t *output(connection *at, size_t *size) {

@@ -50,6 +50,7 @@ void http1_advance(http1 *on);  /* as far as the bytes that are there allow */
 void http1_begin(http1 *on);    /* what it does next, which may take only so long */
 void http1_answered(http1 *on); /* the response to its request is in `out` */
 void http1_python_done(http1 *on);
+void http1_await_reader(http1 *on); /* its client sends no more, and has sent the whole request */
 
 /* Nothing more is read of it; `number`: the refusal. */
 void http1_refuse_connection(http1 *on, int number);

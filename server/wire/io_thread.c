@@ -244,7 +244,8 @@ static void transmit(connection *at) {
   const bool reads = protocol->reads(at), sends = size || (at->tls && tls_waits_to_send(at->tls));
   at->again = reads && at->tls && tls_holds(at->tls);
   at->thread->again = at->thread->again || at->again;
-  const uint32_t events = (reads ? EPOLLIN : 0) | (sends ? EPOLLOUT : 0);
+  /* A reset is told of without being asked for, as long as the connection is in epoll. */
+  const uint32_t events = (reads ? EPOLLIN : 0) | (sends ? EPOLLOUT : 0) | (at->half_closed ? EPOLLERR : 0);
   if (events == at->watched) return;
   /* Without an event it leaves epoll: a closed peer would be reported again and again. */
   watch(at->thread, !at->watched ? EPOLL_CTL_ADD : events ? EPOLL_CTL_MOD : EPOLL_CTL_DEL, at->fd, events, at);
@@ -355,7 +356,8 @@ static void handle(io_thread *thread, const struct epoll_event *event, size_t tu
     accept_connections(thread, about);
   } else {
     connection *at = about;
-    if (event->events & (EPOLLIN | EPOLLHUP | EPOLLERR) || !may_speak(at)) receive(at, turn);
+    if (at->half_closed && event->events & (EPOLLHUP | EPOLLERR)) at->broken = true, mark_dirty(at);
+    else if (event->events & (EPOLLIN | EPOLLHUP | EPOLLERR) || !may_speak(at)) receive(at, turn);
     else mark_dirty(at);
   }
 }

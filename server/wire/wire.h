@@ -164,6 +164,7 @@ typedef struct connection {
   tls *tls;                /* NULL: it is not encrypted */
   int64_t opened_ns;
   bool again;              /* there is more to receive, of which epoll does not know */
+  bool half_closed;        /* its client sends no more and may still read: only a reset says that it does not */
   const char *certificate; /* the name in it by which the client is known; empty: it has shown none */
   uint64_t held;           /* bytes, as counted last */
   int64_t unread_since_ns; /* since then little of its output has been taken; 0: it has */

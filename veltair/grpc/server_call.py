@@ -13,7 +13,7 @@ from urllib.parse import quote
 import grpc
 from google.protobuf.message import DecodeError
 
-from veltair.errors import QueryError, RequestError
+from veltair.errors import QueryError, RefusalReason, RequestError
 from veltair.grpc.http2 import hpack
 from veltair.grpc.http2.frames import DATA, HEADERS, message_prefix
 from veltair.grpc.http2.hpack import Field
@@ -142,6 +142,9 @@ class ServerCall(Stream):
             self._set_deadline(by_name.get("grpc-timeout"))
             if self._method.client_streaming:
                 self._start(self._method, self)
+
+    def head_too_long(self) -> None:
+        self._finish(grpc.StatusCode.RESOURCE_EXHAUSTED, RefusalReason.HEAD.text)
 
     def message_received(self, data: memoryview, *, compressed: bool) -> None:
         method = self._method

@@ -229,7 +229,7 @@ def test_the_configuration_is_read_again(artifacts: Path, tmp_path: Path) -> Non
         assert both(http, rpc, model="two") == {(2.0**LAYERS, "1")}
         for wrong, says in (
             ("[server\n", "line 1"),
-            (head.replace("workers = 2", "workers = 3") + tenants(models, "two"), "takes a restart"),
+            (head.replace("workers = 2", "workers = 3") + tenants(models, "two"), "server.workers: a change"),
             (head + tenants(models, "two", "none"), "none is not loaded: none: no model artifact there"),
         ):
             path.write_text(wrong)

@@ -20,6 +20,21 @@ DATA = encoded()
 LONG = "late: 99 % of 10 µs\n" + 21 * "Größe "  # all that a record has room for
 
 
+def test_a_call_with_too_much_metadata_ends_alone() -> None:
+    async def body(fronts: Fronts) -> None:
+        channel = fronts.channel()
+        await fronts.learn(channel, DATA)
+        asked = asyncio.create_task(ask(channel, DATA))
+        held = await fronts.scripted.next()
+        assert await ask(channel, DATA, metadata=[("long", "a" * 20_000)]) == Answer(
+            Status.RESOURCE_EXHAUSTED, RefusalReason.HEAD.text
+        )
+        fronts.scripted.end(held)
+        assert (await asked).code is Status.OK
+
+    run(body, automatic=False)
+
+
 @pytest.mark.parametrize(
     ("request_id", "logged"),
     [

@@ -19,7 +19,7 @@ LOST = -1  # the code of "aborted" when the connection is lost
 
 
 class Call(ABC):
-    """A stream and the events of it: headers, message, too_large, end, aborted, flushed and, last, closed."""
+    """A stream and the events of it: headers, long_head, message, too_large, end, aborted, flushed; last, closed."""
 
     number: int
     closed: bool
@@ -150,6 +150,9 @@ class PythonCall(Stream, Call):
 
     def headers_received(self, fields: list[hpack.Field]) -> None:
         self.add("headers", fields)
+
+    def head_too_long(self) -> None:
+        self.add("long_head")
 
     def message_received(self, data: memoryview, *, compressed: bool) -> None:
         self.add("message", bytes(data), compressed)

@@ -28,6 +28,7 @@ _CALLBACKS: dict[str, Any] = {
     "flushed": CFUNCTYPE(None, c_void_p, c_void_p),
     "closed": CFUNCTYPE(None, c_void_p, c_void_p),
     "ready": CFUNCTYPE(None, c_void_p),
+    "long_head": CFUNCTYPE(None, c_void_p, c_void_p),
 }
 
 
@@ -42,7 +43,7 @@ class _Handler(ctypes.Structure):
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hpack_new": (c_void_p, ()),
     "hpack_free": (None, (c_void_p,)),
-    "hpack_decode": (c_int, (c_void_p, c_char_p, c_size_t, POINTER(POINTER(_Field)), POINTER(c_int))),
+    "hpack_decode": (c_int, (c_void_p, c_char_p, c_size_t, c_uint32, POINTER(POINTER(_Field)))),
     "hpack_encode": (c_size_t, (c_char_p, POINTER(_Field))),
     "h2_new": (c_void_p, (c_bool, POINTER(_Limits), POINTER(_Handler), c_void_p)),
     "h2_free": (None, (c_void_p,)),
@@ -105,10 +106,10 @@ class NativeDecoder:
         library.hpack_free(self._decoder)
 
     def decode(self, block: bytes) -> list[hpack.Field]:
-        found, error = POINTER(_Field)(), c_int(0)
-        count = library.hpack_decode(self._decoder, block, len(block), byref(found), byref(error))
+        found = POINTER(_Field)()
+        count = library.hpack_decode(self._decoder, block, len(block), hpack.MAX_HEADER_LIST_BYTES, byref(found))
         if count < 0:
-            raise hpack.HeaderError(f"code {error.value}")
+            raise {-1: hpack.HeaderError, -2: hpack.LongListError, -3: hpack.EndlessListError}[count]
         return _fields(found, count)
 
 
@@ -190,6 +191,9 @@ class NativeEnd(End):
 
     def _headers(self, owner: int, stream: int, fields: Any, count: int) -> None:
         self._add(stream, "headers", _fields(fields, count))
+
+    def _long_head(self, owner: int, stream: int) -> None:
+        self._add(stream, "long_head")
 
     def _message(self, owner: int, stream: int, data: int, size: int, compressed: bool) -> None:
         message = ctypes.string_at(data, size)

@@ -119,22 +119,29 @@ class Connection(StreamTable):
         else:
             self.count_glitch()
 
-    def _headers_received(self, number: int, fields: list[Field], ends_stream: bool) -> None:
+    def _headers_received(self, number: int, fields: list[Field] | None, ends_stream: bool) -> None:
+        """`fields`: None for more than is accepted."""
         stream = self.streams.get(number)
         if stream is None and self._accept is not None:
             stream = self._request_received(number, fields)
         elif stream is not None:
             if not stream.remote_open:
                 raise ProtocolError(frames.STREAM_CLOSED, f"headers of stream {number} behind its end")
+            if fields is None:
+                self.fail_stream(stream, frames.ENHANCE_YOUR_CALM)
+                return
             if self.is_server and not (ends_stream and are_trailers(fields)):
                 self.fail_stream(stream)
                 return
         if stream is not None:
-            stream.headers_received(fields)
+            if fields is None:
+                stream.head_too_long()
+            else:
+                stream.headers_received(fields)
             if ends_stream:
                 self.end_of_stream(stream)
 
-    def _request_received(self, number: int, fields: list[Field]) -> Stream | None:
+    def _request_received(self, number: int, fields: list[Field] | None) -> Stream | None:
         """The head of a request on a stream that is not open. Returns its stream; None for one that is refused."""
         assert self._accept is not None
         if number <= self.last_stream:
@@ -146,7 +153,7 @@ class Connection(StreamTable):
             raise ProtocolError(PROTOCOL_ERROR, f"stream {number} is the server's")
         self.last_stream = number
         try:
-            announced = check_request(fields)
+            announced = None if fields is None else check_request(fields)
         except InvalidFieldsError:
             self.refuse_stream(number, PROTOCOL_ERROR)
             return None
@@ -205,10 +212,15 @@ class Connection(StreamTable):
         self.flush_all()
 
     def _grow_window(self, number: int, size: int) -> None:
-        if not size or number > self.last_stream:
+        if (not size and not number) or number > self.last_stream:
             raise ProtocolError(PROTOCOL_ERROR, f"the window of stream {number} cannot grow by {size}")
         stream = self.streams.get(number)
-        if number == 0:
+        if not size:  # of a stream, which is its alone (RFC 9113, 6.9)
+            if stream is None:
+                self.count_glitch()
+            else:
+                self.fail_stream(stream)
+        elif number == 0:
             self._window += size
             if self._window > LARGEST_WINDOW_BYTES:
                 raise ProtocolError(FLOW_CONTROL_ERROR, "a window that is too large")

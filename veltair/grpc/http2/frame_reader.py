@@ -6,12 +6,15 @@ from abc import ABC, abstractmethod
 from typing import Protocol
 
 from veltair.grpc.http2.frames import (
+    CONTINUATION,
     CONTROL_BYTES,
     DATA,
     DATA_FRAME_BYTES,
     END_STREAM,
+    ENHANCE_YOUR_CALM,
     FRAME_HEAD,
     FRAME_SIZE_ERROR,
+    HEADERS,
     PADDED,
     PREFACE,
     PROTOCOL_ERROR,
@@ -122,6 +125,8 @@ class FrameReader(ABC):
             begin = at + FRAME_HEAD.size
             if kind == DATA:
                 padded = 1 if flags & PADDED else 0
+                if size < padded:
+                    raise ProtocolError(FRAME_SIZE_ERROR, "a frame that is too short or too long")
                 if end - begin < padded:
                     break
                 self._begin_data(number, flags, size, view[begin] if padded else None)
@@ -129,7 +134,10 @@ class FrameReader(ABC):
                 if not self._left and not self._padding:
                     self._end_data()
                 continue
-            if size > CONTROL_BYTES:
+            headers = kind in (HEADERS, CONTINUATION)
+            if size > (SCRATCH_BYTES - FRAME_HEAD.size if headers else CONTROL_BYTES):
+                if headers and size <= DATA_FRAME_BYTES:
+                    raise ProtocolError(ENHANCE_YOUR_CALM, "a header block that is too large")
                 raise ProtocolError(FRAME_SIZE_ERROR, f"a frame of {size} bytes")
             if end - begin < size:
                 break

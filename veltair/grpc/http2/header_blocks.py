@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from veltair.grpc.http2 import frames
-from veltair.grpc.http2.frames import CONTROL_BYTES, PROTOCOL_ERROR, ProtocolError
-from veltair.grpc.http2.hpack import Decoder, Field, HeaderError
+from veltair.grpc.http2.frames import BLOCK_BYTES, PROTOCOL_ERROR, ProtocolError
+from veltair.grpc.http2.hpack import Decoder, EndlessListError, Field, HeaderError, LongListError
 
 
 class HeaderBlockReader:
@@ -25,10 +25,11 @@ class HeaderBlockReader:
         self._ends_stream = False
         self._decoder = Decoder()
 
-    def add(self, kind: int, flags: int, number: int, payload: bytes) -> tuple[list[Field], bool] | None:
+    def add(self, kind: int, flags: int, number: int, payload: bytes) -> tuple[list[Field] | None, bool] | None:
         """The fields, and whether they end the stream, once the block is complete; None before.
 
-        Raises ProtocolError for frames out of order, a block above CONTROL_BYTES, and one that cannot be decoded.
+        None instead of the fields: they are more than is accepted. Raises ProtocolError for frames out of order, a
+        block above BLOCK_BYTES, and one that cannot be decoded.
         """
         if kind == frames.HEADERS:
             skipped = padding = 0
@@ -48,13 +49,17 @@ class HeaderBlockReader:
             raise ProtocolError(PROTOCOL_ERROR, "a continuation of nothing")
         else:
             self._block += payload
-        if len(self._block) > CONTROL_BYTES:
+        if len(self._block) > BLOCK_BYTES:
             raise ProtocolError(frames.ENHANCE_YOUR_CALM, "a header block that is too large")
         if not flags & frames.END_HEADERS:
             return None
         self.unfinished_stream = None
         try:
             return self._decoder.decode(bytes(self._block)), self._ends_stream
+        except LongListError:
+            return None, self._ends_stream
+        except EndlessListError as error:
+            raise ProtocolError(frames.ENHANCE_YOUR_CALM, str(error)) from None
         except HeaderError as error:
             raise ProtocolError(frames.COMPRESSION_ERROR, str(error)) from None
 

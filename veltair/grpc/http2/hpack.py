@@ -13,6 +13,7 @@ Field: TypeAlias = tuple[str, str]
 
 TABLE_BYTES = 4096  # of the decoder's table: the protocol's default
 MAX_HEADER_LIST_BYTES = 1 << 14  # of a header list, with 32 added for each field, as the protocol counts
+ENDLESS_BYTES = 1 << 18  # of a list that is read for the table's sake alone: a byte of a block may stand for 4 KB
 _FIELD_BYTES = 32
 _MAX_DIGITS = 4  # of 7 bits in an integer; lengths and indices need two
 
@@ -39,7 +40,15 @@ _END = 256  # the symbol that may not occur
 
 
 class HeaderError(Exception):
-    """A header block is malformed, or longer than is accepted."""
+    """A header block is malformed: nobody knows the table any more."""
+
+
+class LongListError(HeaderError):
+    """A header list is longer than is accepted. The table is as it should be."""
+
+
+class EndlessListError(HeaderError):
+    """It is so long that decoding was given up."""
 
 
 def _huffman_codes() -> dict[int, int]:
@@ -69,7 +78,7 @@ class Decoder:
         self._max_bytes = TABLE_BYTES
 
     def decode(self, block: bytes) -> list[Field]:
-        """The fields of one complete block. Raises HeaderError."""
+        """The fields of one complete block. Raises LongListError, and HeaderError for what ends the connection."""
         fields: list[Field] = []
         at = total = 0
         try:
@@ -80,7 +89,7 @@ class Decoder:
                     field = self._field(index)
                 elif first & 0xE0 == 0x20:
                     self._max_bytes, at = _read_integer(block, at, 0x1F)
-                    if self._max_bytes > TABLE_BYTES or fields:
+                    if self._max_bytes > TABLE_BYTES or total:
                         raise HeaderError("a table size that is too large or out of place")
                     self._evict()
                     continue
@@ -96,10 +105,12 @@ class Decoder:
                         self._evict()
                 fields.append(field)
                 total += _size(field)
-                if total > MAX_HEADER_LIST_BYTES:
-                    raise HeaderError(f"more than {MAX_HEADER_LIST_BYTES} bytes of headers")
+                if total > ENDLESS_BYTES:
+                    raise EndlessListError("a header list that is too large")
         except IndexError:
             raise HeaderError("a header block that ends within a field") from None
+        if total > MAX_HEADER_LIST_BYTES:
+            raise LongListError(f"more than {MAX_HEADER_LIST_BYTES} bytes of headers")
         return fields
 
     def _field(self, index: int) -> Field:

@@ -57,6 +57,10 @@ class Stream(ABC):
     def headers_received(self, fields: list[Field]) -> None:
         """A header list is complete: the head of a request or response, or trailers."""
 
+    def head_too_long(self) -> None:
+        """The head of a request is larger than is accepted: the stream has to end."""
+        self.reset(frames.ENHANCE_YOUR_CALM)
+
     @abstractmethod
     def message_received(self, data: memoryview, *, compressed: bool) -> None:
         """A message is complete."""

@@ -7,12 +7,11 @@
 
 enum {
   TABLE_BYTES = 4096,    /* of the decoder's table: the protocol's default */
-  LIST_BYTES = 1 << 14,  /* of a header list, with 32 added for each field, as the protocol counts */
-  FIELD_BYTES = 32,
-  MAX_FIELDS = LIST_BYTES / FIELD_BYTES,
+  ENDLESS_BYTES = 1 << 18, /* of a list that is read for the table's sake alone: a byte of a block may stand for 4 KB */
+  FIELD_BYTES = 32, /* added for each field, as the protocol counts */
+  MAX_FIELDS = HPACK_LIST_BYTES / FIELD_BYTES,
   MAX_ENTRIES = TABLE_BYTES / FIELD_BYTES,
   MAX_DIGITS = 4, /* of 7 bits in an integer; lengths and indices need two */
-  COMPRESSION_ERROR = 0x9,
 };
 
 #define FIELD(name, value) {name, value, sizeof(name) - 1, sizeof(value) - 1}
@@ -49,7 +48,9 @@ struct hpack_decoder {
   uint32_t table_end;          /* behind the newest entry's value */
   char table[2 * TABLE_BYTES]; /* entries in order; once it is full they move to its begin */
   uint32_t text_end;
-  char text[LIST_BYTES]; /* names and values of the present block */
+  char *text; /* names and values of the present block: `own`, or memory for one that may need more */
+  size_t text_room;
+  char own[2 * HPACK_LIST_BYTES];
   hpack_field fields[MAX_FIELDS];
 };
 
@@ -63,10 +64,15 @@ hpack_decoder *hpack_new(void) {
   if (!decoder) return NULL;
   decoder->oldest = decoder->count = decoder->bytes = decoder->table_end = decoder->text_end = 0;
   decoder->max_bytes = TABLE_BYTES;
+  decoder->text = decoder->own;
+  decoder->text_room = sizeof decoder->own;
   return decoder;
 }
 
-void hpack_free(hpack_decoder *decoder) { free(decoder); }
+void hpack_free(hpack_decoder *decoder) {
+  hpack_forget(decoder);
+  free(decoder);
+}
 
 static uint32_t text_size(const table_entry *entry) { return entry->name_size + entry->value_size; }
 
@@ -123,7 +129,7 @@ static bool read_text(hpack_decoder *decoder, reader *from, const char **text, u
   const bool packed = *from->at & 0x80;
   if (!read_integer(from, 0x7f, &packed_size) || packed_size > (size_t)(from->end - from->at)) return false;
   char *target = decoder->text + decoder->text_end;
-  const size_t room = sizeof decoder->text - decoder->text_end;
+  const size_t room = decoder->text_room - decoder->text_end;
   if (packed) {
     const ptrdiff_t found = hpack_huffman_decode(from->at, packed_size, target, room);
     if (found < 0) return false;
@@ -149,7 +155,7 @@ static bool find_field(hpack_decoder *decoder, uint32_t index, bool name_only, h
   }
   const table_entry *entry = find_entry(decoder, index - STATIC_FIELDS - 1);
   const uint32_t size = name_only ? entry->name_size : text_size(entry);
-  if (size > sizeof decoder->text - decoder->text_end) return false;
+  if (size > decoder->text_room - decoder->text_end) return false;
   char *text = memcpy(decoder->text + decoder->text_end, decoder->table + entry->at, size);
   decoder->text_end += size;
   *field = (hpack_field){text, text + entry->name_size, entry->name_size, size - entry->name_size};
@@ -167,34 +173,47 @@ static bool read_literal(hpack_decoder *decoder, reader *from, hpack_field *fiel
   return true;
 }
 
-/* Returns the number of fields, or -1. */
-static int read_fields(hpack_decoder *decoder, reader from) {
+/* Returns what hpack_decode does. */
+static int read_fields(hpack_decoder *decoder, reader from, uint32_t most) {
   int count = 0;
   uint32_t total = 0, index;
   decoder->text_end = 0;
   while (from.at < from.end) {
     hpack_field field;
     if (*from.at & 0x80) {
-      if (!read_integer(&from, 0x7f, &index) || !find_field(decoder, index, false, &field)) return -1;
+      if (!read_integer(&from, 0x7f, &index) || !find_field(decoder, index, false, &field)) return HPACK_BROKEN;
     } else if ((*from.at & 0xe0) == 0x20) {
-      if (!read_integer(&from, 0x1f, &decoder->max_bytes) || decoder->max_bytes > TABLE_BYTES || count) return -1;
+      if (!read_integer(&from, 0x1f, &decoder->max_bytes) || decoder->max_bytes > TABLE_BYTES || total)
+        return HPACK_BROKEN;
       evict(decoder, decoder->max_bytes);
       continue;
     } else if (!read_literal(decoder, &from, &field)) {
-      return -1;
+      return HPACK_BROKEN;
     }
     total += field.name_size + field.value_size + FIELD_BYTES;
-    if (total > LIST_BYTES) return -1;
-    decoder->fields[count++] = field;
+    if (total > ENDLESS_BYTES) return HPACK_ENDLESS;
+    if (total > most) decoder->text_end = 0; /* nobody reads the fields */
+    else decoder->fields[count++] = field;
   }
-  return count;
+  return total > most ? HPACK_LONG : count;
 }
 
-int hpack_decode(hpack_decoder *decoder, const uint8_t *block, size_t size, const hpack_field **fields, int *error) {
-  const int count = read_fields(decoder, (reader){block, block + size});
+int hpack_decode(hpack_decoder *decoder, const uint8_t *block, size_t size, uint32_t most, const hpack_field **fields) {
+  /* Those that fit, and one that does not: at most a name of the table and all of the block without compression. */
+  const size_t room = HPACK_LIST_BYTES + TABLE_BYTES + 2 * size;
+  hpack_forget(decoder);
+  if (room > sizeof decoder->own) {
+    if (!(decoder->text = malloc(room))) return HPACK_ENDLESS;
+    decoder->text_room = room;
+  }
   *fields = decoder->fields;
-  *error = count < 0 ? COMPRESSION_ERROR : 0;
-  return count;
+  return read_fields(decoder, (reader){block, block + size}, most);
+}
+
+void hpack_forget(hpack_decoder *decoder) {
+  if (decoder->text != decoder->own) free(decoder->text);
+  decoder->text = decoder->own;
+  decoder->text_room = sizeof decoder->own;
 }
 
 static size_t encode_text(uint8_t *target, const char *text, uint32_t size) {

@@ -44,16 +44,18 @@ typedef struct {
   void (*closed)(void *owner, h2_stream *stream);
   /* The other side's settings are in force (a client may begin). May be NULL. */
   void (*ready)(void *owner);
+  /* The head of a request is larger than allowed; the callee ends the stream. NULL: it is reset. */
+  void (*long_head)(void *owner, h2_stream *stream);
 } h2_handler;
 
 /* What the other side may have. */
 typedef struct {
   uint64_t message_bytes; /* of the largest message */
   uint32_t streams;       /* open at the same time */
-  uint32_t header_bytes;  /* of a header list, H2_HEADER_BYTES at most */
+  uint32_t header_bytes;  /* of a header list, HPACK_LIST_BYTES at most */
 } h2_limits;
 
-enum { H2_STREAMS = 1024, H2_HEADER_BYTES = 1 << 14 };
+enum { H2_STREAMS = 1024, H2_HEADER_BYTES = HPACK_LIST_BYTES };
 
 /* A server's end, or a client's. NULL when there is no memory. The preface and settings are in the output at once. */
 h2_connection *h2_new(bool server, const h2_limits *limits, const h2_handler *handler, void *owner);

@@ -235,6 +235,7 @@ void h2_free(h2_connection *connection) {
   }
   if (connection->orphan) h2_free_message(connection->orphan);
   if (connection->decoder) hpack_free(connection->decoder);
+  free(connection->block);
   free(connection->output);
   free(connection->views);
   free(connection);
@@ -257,7 +258,8 @@ h2_stream *h2_first(const h2_connection *connection) { return connection->first;
 h2_stream *h2_next(const h2_stream *stream) { return stream->next; }
 
 size_t h2_memory(const h2_connection *connection) {
-  return sizeof *connection + connection->kept + connection->output_room + connection->streams * sizeof(h2_stream);
+  return sizeof *connection + connection->kept + connection->output_room + (connection->block ? BLOCK_BYTES : 0) +
+         connection->streams * sizeof(h2_stream);
 }
 
 bool h2_midway(const h2_connection *connection) {

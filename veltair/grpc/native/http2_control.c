@@ -1,4 +1,5 @@
 /* Incoming frames other than data: headers, settings, windows, resets. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "http2_internal.h"
@@ -14,7 +15,7 @@ static bool read_whole_word(h2_connection *connection, const uint8_t *payload, s
 /* The head of a request on a stream that is not open. */
 static bool request_received(h2_connection *connection, uint32_t number, const hpack_field *fields, int count) {
   const bool ends_stream = connection->block_ends_stream;
-  int64_t announced;
+  int64_t announced = -1;
   if (number <= connection->last_stream) {
     const enum stream_end end = h2_stream_end(connection, number);
     if (end == RESET_BY_US) return true; /* trailers that were on their way */
@@ -22,12 +23,30 @@ static bool request_received(h2_connection *connection, uint32_t number, const h
   }
   if (number % 2 == 0) return h2_fail(connection, PROTOCOL_ERROR, "stream %u is the server's", number);
   connection->last_stream = number;
-  if (!h2_valid_request(fields, count, &announced)) return h2_refuse_stream(connection, number, PROTOCOL_ERROR);
+  const bool is_long = count == HPACK_LONG;
+  if (is_long ? !connection->handler.long_head : !h2_valid_request(fields, count, &announced))
+    return h2_refuse_stream(connection, number, is_long ? ENHANCE_YOUR_CALM : PROTOCOL_ERROR);
   h2_stream *stream = NULL;
   if (!connection->leaving && connection->streams < connection->limits.streams) stream = h2_add_stream(connection, number);
   if (!stream) return h2_refuse_stream(connection, number, REFUSED_STREAM);
   stream->known = true;
   stream->announced = announced;
+  if (is_long) connection->handler.long_head(connection->owner, stream);
+  else connection->handler.headers(connection->owner, stream, fields, count);
+  if (ends_stream) h2_end_received(stream);
+  return true;
+}
+
+/* A header list; `count` may be HPACK_LONG. */
+static bool list_received(h2_connection *connection, uint32_t number, const hpack_field *fields, int count) {
+  const bool ends_stream = connection->block_ends_stream;
+  h2_stream *stream = h2_find_stream(connection, number);
+  if (!stream) return !connection->server || request_received(connection, number, fields, count);
+  if (!stream->remote_open) return h2_fail(connection, STREAM_CLOSED, "headers of stream %u behind its end", number);
+  if (count == HPACK_LONG || (connection->server && !(ends_stream && h2_valid_trailers(fields, count)))) {
+    h2_stream_error(stream, count == HPACK_LONG ? ENHANCE_YOUR_CALM : PROTOCOL_ERROR);
+    return !connection->failed;
+  }
   connection->handler.headers(connection->owner, stream, fields, count);
   if (ends_stream) h2_end_received(stream);
   return true;
@@ -36,21 +55,16 @@ static bool request_received(h2_connection *connection, uint32_t number, const h
 /* A complete header block. */
 static bool block_received(h2_connection *connection, uint32_t number, const uint8_t *block, size_t size) {
   const hpack_field *fields;
-  int error;
-  const bool ends_stream = connection->block_ends_stream;
+  bool ok;
   connection->in_block = false;
-  const int count = hpack_decode(connection->decoder, block, size, &fields, &error);
-  if (count < 0) return h2_fail(connection, (uint32_t)error, "a header block that cannot be decoded");
-  h2_stream *stream = h2_find_stream(connection, number);
-  if (!stream) return !connection->server || request_received(connection, number, fields, count);
-  if (!stream->remote_open) return h2_fail(connection, STREAM_CLOSED, "headers of stream %u behind its end", number);
-  if (connection->server && !(ends_stream && h2_valid_trailers(fields, count))) {
-    h2_stream_error(stream, PROTOCOL_ERROR);
-    return !connection->failed;
-  }
-  connection->handler.headers(connection->owner, stream, fields, count);
-  if (ends_stream) h2_end_received(stream);
-  return true;
+  const int count = hpack_decode(connection->decoder, block, size, connection->limits.header_bytes, &fields);
+  if (count == HPACK_BROKEN) ok = h2_fail(connection, COMPRESSION_ERROR, "a header block that cannot be decoded");
+  else if (count == HPACK_ENDLESS) ok = h2_fail(connection, ENHANCE_YOUR_CALM, "a header list that is too large");
+  else ok = list_received(connection, number, fields, count);
+  hpack_forget(connection->decoder);
+  free(connection->block);
+  connection->block = NULL;
+  return ok;
 }
 
 static bool depends_on_itself(const uint8_t *priority, uint32_t number) {
@@ -83,9 +97,8 @@ static bool headers_received(h2_connection *connection, uint8_t flags, uint32_t 
   connection->block_ends_stream = flags & END_STREAM;
   payload += skipped;
   size -= skipped + padding;
-  if (size > connection->limits.header_bytes)
-    return h2_fail(connection, ENHANCE_YOUR_CALM, "a header block that is too large");
   if (flags & END_HEADERS) return block_received(connection, number, payload, size);
+  if (!(connection->block = malloc(BLOCK_BYTES))) return h2_fail(connection, INTERNAL_ERROR, "no memory");
   memcpy(connection->block, payload, size);
   connection->block_size = size;
   connection->block_stream = number;
@@ -97,7 +110,7 @@ static bool continuation_received(h2_connection *connection, uint8_t flags, uint
                                   size_t size) {
   if (!connection->in_block) return h2_fail(connection, PROTOCOL_ERROR, "a continuation of nothing");
   if (!h2_glitch(connection)) return false;
-  if (size + connection->block_size > connection->limits.header_bytes)
+  if (size + connection->block_size > BLOCK_BYTES)
     return h2_fail(connection, ENHANCE_YOUR_CALM, "a header block that is too large");
   memcpy(connection->block + connection->block_size, payload, size);
   connection->block_size += size;
@@ -108,9 +121,14 @@ static bool window_update_received(h2_connection *connection, uint32_t number, c
   uint32_t more = 0;
   if (!read_whole_word(connection, payload, size, &more)) return false;
   more &= LARGEST_WINDOW_BYTES;
-  if (!more || number > connection->last_stream)
+  if ((!more && number == NO_STREAM) || number > connection->last_stream)
     return h2_fail(connection, PROTOCOL_ERROR, "the window of stream %u cannot grow by %u", number, more);
   h2_stream *stream = number == NO_STREAM ? NULL : h2_find_stream(connection, number);
+  if (!more) { /* of a stream, which is its alone (RFC 9113, 6.9) */
+    if (!stream) return h2_glitch(connection);
+    h2_stream_error(stream, PROTOCOL_ERROR);
+    return !connection->failed;
+  }
   const int64_t before = connection->window;
   const bool waiting = connection->waiting;
   if (number == NO_STREAM) {

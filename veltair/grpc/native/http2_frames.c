@@ -80,14 +80,20 @@ static size_t read_frame(h2_connection *connection, const uint8_t *from, size_t 
   const uint8_t kind = from[3], flags = from[4];
   if (kind == DATA) {
     const size_t head = FRAME_HEAD_BYTES + (flags & PADDED ? 1 : 0);
+    if (size < head - FRAME_HEAD_BYTES) {
+      h2_fail(connection, FRAME_SIZE_ERROR, "a frame that is too short or too long");
+      return 0;
+    }
     if (room < head) return 0;
     if (begin_data(connection, number, flags, size, flags & PADDED ? from[FRAME_HEAD_BYTES] : -1) &&
         !connection->left && !connection->padding)
       end_data(connection);
     return head;
   }
-  if (size > CONTROL_BYTES) {
-    h2_fail(connection, FRAME_SIZE_ERROR, "a frame of %u bytes", size);
+  const bool headers = kind == HEADERS || kind == CONTINUATION;
+  if (size > (headers ? SCRATCH_BYTES - FRAME_HEAD_BYTES : CONTROL_BYTES)) {
+    if (headers && size <= DATA_FRAME_BYTES) h2_fail(connection, ENHANCE_YOUR_CALM, "a header block that is too large");
+    else h2_fail(connection, FRAME_SIZE_ERROR, "a frame of %u bytes", size);
     return 0;
   }
   if (room - FRAME_HEAD_BYTES < size) return 0;

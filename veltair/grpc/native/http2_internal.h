@@ -14,6 +14,7 @@ enum {
   STREAM_CLOSED = 0x5,
   FRAME_SIZE_ERROR = 0x6,
   REFUSED_STREAM = 0x7,
+  COMPRESSION_ERROR = 0x9,
   ENHANCE_YOUR_CALM = 0xb,
 };
 enum { ENABLE_PUSH = 2, MAX_CONCURRENT_STREAMS = 3, INITIAL_WINDOW_SIZE = 4, MAX_FRAME_SIZE = 5, MAX_HEADER_LIST_SIZE = 6 };
@@ -23,7 +24,7 @@ enum {
   DEFAULT_FRAME_BYTES = 16384,
   LARGEST_WINDOW_BYTES = INT32_MAX,
   DATA_FRAME_BYTES = 1 << 20,        /* the largest data frame that the other side may send */
-  CONTROL_BYTES = H2_HEADER_BYTES,   /* its largest other frame, and its largest header block */
+  CONTROL_BYTES = DEFAULT_FRAME_BYTES, /* its largest other frame, but for headers */
   REQUEST_WINDOW_BYTES = DEFAULT_WINDOW_BYTES, /* of a request: the rest of a message may come once it is wanted */
   ANSWER_WINDOW_BYTES = 1 << 23,     /* of an answer, ahead of its reader */
   CONNECTION_WINDOW_BYTES = 1 << 30, /* streams bound the memory in use, so this window does not */
@@ -32,6 +33,7 @@ enum {
   REMEMBERED = 256,          /* streams that are over, whose late frames are told from those of others */
   MAX_UNREAD_REPLIES = 500,  /* answers to control frames that may wait behind a full output */
   SCRATCH_BYTES = 1 << 16,   /* one read; a message that misses more than a quarter of it is read in place */
+  BLOCK_BYTES = 1 << 16,     /* of a header block: its list may be too large without harm to other streams */
   OUTPUT_BYTES = 1 << 20,    /* unsent; above it nothing is added but answers to control frames */
   FRAME_HEAD_BYTES = 9,
   MESSAGE_PREFIX_BYTES = 5,
@@ -110,6 +112,7 @@ struct h2_connection {
   hpack_decoder *decoder;
   bool in_block, block_ends_stream; /* a header block goes on; no other frame may come before its rest */
   uint32_t block_stream;
+  uint8_t *block; /* BLOCK_BYTES while a block goes on, else NULL */
   size_t block_size;
   size_t held; /* bytes in `scratch` */
 
@@ -126,7 +129,6 @@ struct h2_connection {
   size_t views_begin, views_end, views_room;
   size_t viewed; /* bytes of all views */
 
-  uint8_t block[CONTROL_BYTES];
   uint8_t scratch[SCRATCH_BYTES];
 };
 

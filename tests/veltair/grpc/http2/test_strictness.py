@@ -10,37 +10,21 @@ import struct
 from typing import TypeAlias
 
 import pytest
+from call_frames import BEGIN, BODY, HEAD, LAST, echo, goodbyes, head, resets
 from http2_ends import Call, Event, PythonEnd
 from native_end import NativeEnd
-from wire_frames import frame, parse_frames, setting, word
+from wire_frames import frame, setting, word
 
 from veltair.grpc.http2 import frames, hpack
 from veltair.grpc.http2.stream_table import MAX_GLITCHES, REMEMBERED
 
 Implementation: TypeAlias = type[PythonEnd] | type[NativeEnd]
 
-HEAD = [(":method", "POST"), (":scheme", "http"), (":path", "/t/echo"), ("content-type", "application/grpc")]
-BEGIN = frames.PREFACE + frame(frames.SETTINGS, 0, 0)
-LAST = frames.END_HEADERS | frames.END_STREAM
-BODY = frames.message_prefix(3) + b"abc"
-
 
 @pytest.fixture(params=[PythonEnd, NativeEnd], ids=["python", "native"])
 def implementation(request: pytest.FixtureRequest) -> Implementation:
     found: Implementation = request.param
     return found
-
-
-def head(number: int, *more: hpack.Field, flags: int = frames.END_HEADERS, fields: list[hpack.Field] = HEAD) -> bytes:
-    return frame(frames.HEADERS, flags, number, hpack.encode([*fields, *more]))
-
-
-def echo(call: Call, event: Event) -> None:
-    if event[0] == "end":
-        message = b"".join(call.of_kind("message"))
-        call.headers([(":status", "200")])
-        call.data(frames.message_prefix(len(message)) + message)
-        call.headers([("grpc-status", "0")], end=True)
 
 
 def answer_early(call: Call, event: Event) -> None:
@@ -50,15 +34,6 @@ def answer_early(call: Call, event: Event) -> None:
 
 
 def ignore(call: Call, event: Event) -> None: ...
-
-
-def goodbyes(sent: bytes) -> list[int]:
-    return [int.from_bytes(payload[4:8], "big") for kind, _, _, payload in parse_frames(sent) if kind == frames.GOAWAY]
-
-
-def resets(sent: bytes) -> list[tuple[int, int]]:
-    found = [(number, payload) for kind, _, number, payload in parse_frames(sent) if kind == frames.RST_STREAM]
-    return [(number, int.from_bytes(payload, "big")) for number, payload in found]
 
 
 PRIORITY = struct.pack(">IB", 1, 16)
@@ -79,6 +54,11 @@ FORBIDDEN = {
     "a stream that depends on itself": (BEGIN + frame(frames.PRIORITY, 0, 1, PRIORITY), frames.PROTOCOL_ERROR),
     "headers that depend on themselves": (
         BEGIN + frame(frames.HEADERS, 0x24, 1, PRIORITY + hpack.encode(HEAD)),
+        frames.PROTOCOL_ERROR,
+    ),
+    "padded data without a byte": (BEGIN + head(1) + frame(frames.DATA, frames.PADDED, 1), frames.FRAME_SIZE_ERROR),
+    "a window of the connection that grows by nothing": (
+        BEGIN + head(1) + word(frames.WINDOW_UPDATE, 0, 0),
         frames.PROTOCOL_ERROR,
     ),
     "data behind the end": (BEGIN + head(1, flags=LAST) + frame(frames.DATA, 0, 1, b"a"), frames.STREAM_CLOSED),
