@@ -32,6 +32,7 @@ from veltair.compiler.kernels.rows.embedding_bag import EmbeddingBag
 from veltair.compiler.kernels.rows.layer_norm import LayerNorm
 from veltair.compiler.kernels.rows.lookups import Lookups
 from veltair.compiler.kernels.rows.one_hot_sum import OneHotSum
+from veltair.compiler.kernels.rows.spmm import Spmm
 from veltair.compiler.kernels.rows.token_embedding import TokenEmbedding
 from veltair.compiler.stitch.stitched_space import StitchedSpace
 
@@ -55,6 +56,7 @@ SPACES: dict[str, Space] = {
     "constant_rows": ConstantRows(),
     "embedding_bag": EmbeddingBag(),
     "lookups": Lookups(),
+    "spmm": Spmm(),
     "recurrent": Recurrent(),
     "one_hot_sum": OneHotSum(),
     "pool2d": Pool2d(),

@@ -53,6 +53,20 @@ def ragged_bags(
     return np.asarray(total / np.maximum(count, 1) if reduce == "mean" else total)
 
 
+def csr_product(ids: Array, offsets: Array, entries: Array, dense: Array) -> Array:
+    """A sparse matrix in CSR times a dense one (R, D), some rows of the result at a time."""
+    found = np.zeros((len(offsets) - 1, dense.shape[1]))
+    step = max(1, (1 << 22) // max(dense.shape[1], 1))  # entries
+    first = 0
+    while first < len(found):
+        last = max(int(np.searchsorted(offsets, offsets[first] + step, "right")) - 1, first + 1)
+        held = slice(offsets[first], offsets[last])
+        rows = np.repeat(np.arange(last - first), np.diff(offsets[first : last + 1]))
+        np.add.at(found[first:last], rows, dense[ids[held]].astype(np.float64) * entries[held, None])
+        first = last
+    return found
+
+
 def clip_segments(offsets: Array, lookups: int) -> list[tuple[int, int]]:
     """Begin and end of each segment, for offsets that may fall or pass [0, lookups]."""
     begins = [min(max(int(o), 0), lookups) for o in offsets]

@@ -94,6 +94,11 @@ def reference_lookups(spec: LayerSpec, x: list[Array]) -> list[Array]:
     return [embedding.reference_lookups(spec.parameters_as(LookupParameters), x, list(spec.weights.values()))]
 
 
+def reference_spmm(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    ids, offsets, entries = (spec.weights[name] for name in ("ids", "offsets", "entries"))
+    return [embedding.csr_product(ids, offsets, entries, x[0])]
+
+
 def reference_one_hot_sum(spec: LayerSpec, x: list[Array]) -> list[Array]:
     parameters, parts = spec.parameters_as(OneHotSumParameters), []
     for ids, depth, scale in zip(x, parameters.depths, parameters.scales, strict=True):
@@ -128,6 +133,7 @@ ROW_REFERENCES: Mapping[str, Callable[[LayerSpec, list[Array]], list[Array]]] = 
     "embedding": reference_token_embedding,
     "embedding_bag": reference_embedding_bag,
     "lookups": reference_lookups,
+    "spmm": reference_spmm,
     "one_hot_sum": reference_one_hot_sum,
     "concat_sum": reference_concat_sum,
 }

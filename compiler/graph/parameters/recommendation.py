@@ -71,6 +71,17 @@ class LookupParameters(TableParameters):
 
 
 @dataclass(frozen=True, slots=True)
+class SpmmParameters(LayerParameters):
+    """Parameters of "spmm".
+
+    >>> SpmmParameters(entries=1_335_586).terms()
+    {'entries': 1335586}
+    """
+
+    entries: int  # of the sparse matrix
+
+
+@dataclass(frozen=True, slots=True)
 class OneHotSumParameters(LayerParameters):
     """Parameters of "one_hot_sum".
 

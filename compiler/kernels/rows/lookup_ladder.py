@@ -31,7 +31,8 @@ def order_distances(spec: LayerSpec, caches: Mapping[str, int] | None = None) ->
     (16, 8, 32, 4, 0)
     """
     caches = cache_bytes() if caches is None else caches
-    held = sum(table.nbytes for table in spec.weights.values())
+    tables = spec.inputs if spec.op == "spmm" else ()  # its table is computed
+    held = sum(table.nbytes for table in spec.weights.values()) + sum(FLOAT_BYTES * prod(t.shape) for t in tables)
     return IN_L2 if held <= caches.get("L2", -1) else IN_L3 if held <= caches.get("L3", -1) else IN_MEMORY
 
 
