@@ -82,12 +82,12 @@ ZOO: Mapping[str, ZooModel] = {
     "recom_e": ZooModel(RECOM_E, 1_357_658_977, 0.019057, "1032 features", "Pan 2023, RECom"),
     "recom_f": ZooModel(RECOM_F, 838_296_353, 0.047091, "1232 features", "Pan 2023, RECom"),
     "elm_wdl": ZooModel(ELM_WDL, 21_879_566, 0.002155, "36 features", "Cheng 2016, AtRec"),
-    "factorization_machine": ZooModel(FACTORIZATION_MACHINE, 0, 0.0, "36 + 8 ids", "Rendle 2010, AtRec"),
-    "gcn": ZooModel(GcnShape(), GcnShape().parameters, 0.0, "169343x128", "Kipf 2017, ogbn-arxiv"),
-    "graphsage": ZooModel(GRAPHSAGE, 0, 0.0, "276 ids", "Hamilton 2017, Ember"),
-    "lightgcn": ZooModel(LIGHTGCN, 0, 0.0, "66 ids + 64", "He 2020, Gowalla"),
-    "fusedmm": ZooModel(FUSEDMM, 0, 0.0, "17 ids", "Rahman 2021, Ember"),
-    "transe": ZooModel(TRANSE, 0, 0.0, "3 ids", "Bordes 2013, Ember"),
+    "factorization_machine": ZooModel(FACTORIZATION_MACHINE, 5_765_045, 0.000002, "36 + 8 ids", "Rendle 2010, AtRec"),
+    "gcn": ZooModel(GcnShape(), GcnShape().parameters, 7.283, "169343x128", "Kipf 2017, ogbn-arxiv"),
+    "graphsage": ZooModel(GRAPHSAGE, 21_762_216, 0.003449, "276 ids", "Hamilton 2017, Ember"),
+    "lightgcn": ZooModel(LIGHTGCN, 4_533_696, 0.0, "66 ids + 64", "He 2020, Gowalla"),
+    "fusedmm": ZooModel(FUSEDMM, 117_302_784, 0.0, "17 ids", "Rahman 2021, Ember"),
+    "transe": ZooModel(TRANSE, 48_037_888, 0.0, "3 ids", "Bordes 2013, Ember"),
 }
 # Recommendation models, whose tables may be cut to what a machine has room for.
 RECOMMENDERS: Mapping[str, RecommenderSpec] = {
