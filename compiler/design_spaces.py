@@ -24,6 +24,7 @@ from veltair.compiler.kernels.matmul.batched_matmul_bf16 import BatchedMatmulBf1
 from veltair.compiler.kernels.matmul.matmul import Matmul
 from veltair.compiler.kernels.matmul.matmul_bf16 import MatmulBf16
 from veltair.compiler.kernels.recurrent.recurrent import Recurrent
+from veltair.compiler.kernels.rows.block_gather import BlockGather
 from veltair.compiler.kernels.rows.cast import Cast
 from veltair.compiler.kernels.rows.concat_rows import ConcatRows
 from veltair.compiler.kernels.rows.concat_sum import ConcatSum
@@ -57,6 +58,7 @@ SPACES: dict[str, Space] = {
     "embedding_bag": EmbeddingBag(),
     "lookups": Lookups(),
     "spmm": Spmm(),
+    "block_gather": BlockGather(),
     "recurrent": Recurrent(),
     "one_hot_sum": OneHotSum(),
     "pool2d": Pool2d(),

@@ -22,6 +22,7 @@ from veltair.compiler.patterns.quantised.boundaries import dequantise, quantise
 from veltair.compiler.patterns.quantised.find import find_quantised_layers
 from veltair.compiler.patterns.quantised.pools import max_pool
 from veltair.compiler.patterns.quantised.products import quantised_product
+from veltair.compiler.patterns.recommendation.block_gathers import block_gather
 from veltair.compiler.patterns.recommendation.embedding_bags import embedding_bag
 from veltair.compiler.patterns.recommendation.lookups import find_lookups, lookups
 from veltair.compiler.patterns.recommendation.neighbour_sums import find_neighbour_sums, neighbour_sum
@@ -54,7 +55,7 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     "Gemm": (sums, matmul, batched_matmul),
     "MatMul": (sums, projections, attention, matmul, batched_matmul),
     "LayerNormalization": (embedding, layer_norm),
-    "Gather": (embedding_bag,),
+    "Gather": (embedding_bag, block_gather),
     "Neg": (lookups,),
     "Concat": (sums, concat),
     **dict.fromkeys(("GRU", "LSTM", "RNN", "Scan"), (recurrent,)),

@@ -12,6 +12,7 @@ from veltair.compiler.embedding import family_reference as embedding
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.products import BatchedMatmulParameters, MatmulParameters, WeightStorage
 from veltair.compiler.graph.parameters.recommendation import (
+    BlockGatherParameters,
     ConcatSumParameters,
     EmbeddingBagParameters,
     LookupParameters,
@@ -99,6 +100,11 @@ def reference_spmm(spec: LayerSpec, x: list[Array]) -> list[Array]:
     return [embedding.csr_product(ids, offsets, entries, x[0])]
 
 
+def reference_block_gather(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    samples = x[0].reshape(-1, spec.parameters_as(BlockGatherParameters).blocks, x[0].shape[1])
+    return [samples[:, spec.weights["ids"]].reshape(-1, x[0].shape[1])]
+
+
 def reference_one_hot_sum(spec: LayerSpec, x: list[Array]) -> list[Array]:
     parameters, parts = spec.parameters_as(OneHotSumParameters), []
     for ids, depth, scale in zip(x, parameters.depths, parameters.scales, strict=True):
@@ -134,6 +140,7 @@ ROW_REFERENCES: Mapping[str, Callable[[LayerSpec, list[Array]], list[Array]]] = 
     "embedding_bag": reference_embedding_bag,
     "lookups": reference_lookups,
     "spmm": reference_spmm,
+    "block_gather": reference_block_gather,
     "one_hot_sum": reference_one_hot_sum,
     "concat_sum": reference_concat_sum,
 }

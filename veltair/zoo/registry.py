@@ -17,7 +17,7 @@ from veltair.zoo.external_tensors import BuiltModel, WriteProgress
 from veltair.zoo.graphs import gcn
 from veltair.zoo.graphs.gcn import GcnShape
 from veltair.zoo.graphs.sampled_neighbours import FUSEDMM, GRAPHSAGE, LIGHTGCN, TRANSE
-from veltair.zoo.language import bert
+from veltair.zoo.language import bert, bigbird
 from veltair.zoo.language.bert import BertShape
 from veltair.zoo.recommendation import dlrm
 from veltair.zoo.recommendation.deepfm import DEEPFM
@@ -69,6 +69,7 @@ ZOO: Mapping[str, ZooModel] = {
     "tiny_yolov2": ZooModel(tiny_yolov2.build, 15_861_773, 6.971, "3x416x416", "Redmon 2016, darknet"),
     "bert_base": ZooModel(bert.BASE, 108_893_186, 70.667, "384 tokens", "Devlin 2018, Hugging Face"),
     "bert_large": ZooModel(bert.LARGE, 334_094_338, 246.425, "384 tokens", "Devlin 2018, MLPerf"),
+    "bigbird": ZooModel(bigbird.build, 2_362_368, 25.77, "4096x768", "Zaheer 2020, Hugging Face"),
     "dlrm": ZooModel(DlrmShape(), DlrmShape().parameters, 0.0000967, "13 + 8x80 ids", "Naumov 2019, RM1"),
     "dlrm_rm1": ZooModel(RM1, 1_024_100_833, 0.000201, "128 + 8x80 ids", "Gupta 2020, DeepRecSys"),
     "dlrm_rm2": ZooModel(RM2, 1_024_319_937, 0.000639, "256 + 32x120 ids", "Gupta 2020, DeepRecSys"),

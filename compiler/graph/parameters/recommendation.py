@@ -82,6 +82,18 @@ class SpmmParameters(LayerParameters):
 
 
 @dataclass(frozen=True, slots=True)
+class BlockGatherParameters(LayerParameters):
+    """Parameters of "block_gather".
+
+    >>> BlockGatherParameters(picked=512, blocks=64).terms()
+    {'picked': 512, 'blocks': 64}
+    """
+
+    picked: int  # ids of each sample
+    blocks: int  # of each sample
+
+
+@dataclass(frozen=True, slots=True)
 class OneHotSumParameters(LayerParameters):
     """Parameters of "one_hot_sum".
 
