@@ -157,9 +157,7 @@ def knowledge_graph(
     return EmbeddingProgram("knowledge_graph", operands, dim, For("b", 0, "segments", (), (inner,)))
 
 
-def block_gather(
-    table: Activation, dim: int, ids: str = "int64", picked: int = 0, blocks: int = 0
-) -> EmbeddingProgram:
+def block_gather(table: Activation, dim: int, ids: str = "int64", picked: int = 0, blocks: int = 0) -> EmbeddingProgram:
     """Blocks of rows copied: BigBird's sparse attention (Ember 2.2.2).
 
     Operands: ids (segments,) of blocks, the table as (blocks, dim), a block's rows side by side in it; out (segments,

@@ -12,7 +12,6 @@ from veltair.compiler.embedding.access_emitter import DISTANCES
 from veltair.compiler.embedding.embedding_kernel import embedding_function
 from veltair.compiler.embedding.families import spmm
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.graph.parameters.recommendation import SpmmParameters
 from veltair.compiler.kernels.rows.lookup_ladder import is_streamed, ladder_points, level_of, order_distances
 
 SEGMENTS = (64, 16, 256)  # rows of the result in a task
@@ -23,7 +22,7 @@ class Spmm:
     float32 (entries,). Parameters: `SpmmParameters`.
 
     >>> x, y = Activation("x", "float32", (40, 16)), Activation("y", "float32", (1000, 16))
-    >>> spec = LayerSpec("sums", "spmm", (x,), (y,), {}, flops=0, parameters=SpmmParameters(entries=9000))
+    >>> spec = LayerSpec("sums", "spmm", (x,), (y,), {}, flops=0)
     >>> sorted(Spmm().points(spec, frozenset({"avx2"}))[0])
     ['ahead', 'bags']
     """

@@ -90,7 +90,7 @@ def _match(node: NodeProto, view: ModelView, matches: Matches) -> None:
     if gather is None or sources is None or sources.ndim != 1 or len(sources) != len(targets):
         return
     dense = view.values[gather.input[0]]
-    plain = gather.input[0] not in view.constants and len(dense.shape) == 2 and 0 < min(dense.shape)
+    plain = gather.input[0] not in view.constants and len(dense.shape) == 2 and min(dense.shape) > 0
     if plain and dense.dtype == "float32" and attribute(gather, "axis", 0) in (0, -2) and len(targets):
         found = NeighbourSumMatch(gather.input[0], gather.name, sources, targets, entries)
         matches.add(node, found, [*inner, gather])

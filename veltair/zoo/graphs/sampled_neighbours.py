@@ -1,9 +1,9 @@
 """Models whose queries name the neighbours that they read: rows of tables, summed, weighted or compared.
 
-    graphsage   means over sampled neighbours of two hops (Hamilton et al. 2017), of ogbn-arxiv's size
-    lightgcn    one propagation from both sides of a user and an item (He et al. 2020), of Gowalla's size
-    fusedmm     sigmoid messages between the nodes of web-Google (Rahman et al. 2021, Ember's Table 2)
-    transe      scores of triples (Bordes et al. 2013) of ogbl-biokg
+graphsage   means over sampled neighbours of two hops (Hamilton et al. 2017), of ogbn-arxiv's size
+lightgcn    one propagation from both sides of a user and an item (He et al. 2020), of Gowalla's size
+fusedmm     sigmoid messages between the nodes of web-Google (Rahman et al. 2021, Ember's Table 2)
+transe      scores of triples (Bordes et al. 2013) of ogbl-biokg
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def _graphsage(g: RecommenderGraph) -> tuple[str, int]:
 
     def layer(rows: str, others: str, weights: str, name: str) -> str:
         both = g.node("Concat", [rows, others], f"{name}.both", axis=1)
-        return g.node("Add", [g.node("MatMul", [both, f"{weights}.weight"], f"{name}.product"), f"{weights}.bias"], name)
+        return g.node(
+            "Add", [g.node("MatMul", [both, f"{weights}.weight"], f"{name}.product"), f"{weights}.bias"], name
+        )
 
     inner = g.node("Relu", [layer(own, mean(near, "near"), "layer_0", "nodes.layer_0")], "nodes.hidden")
     outer = g.node("Relu", [layer(own_near, mean(beyond, "far"), "layer_0", "near.layer_0")], "near.hidden")

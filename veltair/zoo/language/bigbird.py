@@ -56,7 +56,9 @@ def build(seed: int) -> onnx.ModelProto:
     def gathered(name: str) -> str:
         """(n, heads, blocks, tokens of the attended blocks, width)."""
         whole = reshape(blocks(name), HEADS, BLOCKS, BLOCK * WIDTH)
-        return reshape(g.node("Gather", [whole, "attended"], f"{name}.gathered", axis=2), HEADS, BLOCKS, ATTENDED * BLOCK, WIDTH)
+        return reshape(
+            g.node("Gather", [whole, "attended"], f"{name}.gathered", axis=2), HEADS, BLOCKS, ATTENDED * BLOCK, WIDTH
+        )
 
     keys = g.node("Transpose", [gathered("key")], "key.turned", perm=[0, 1, 2, 4, 3])
     scale = g.constant("scale", np.array(1 / math.sqrt(WIDTH), np.float32))
