@@ -72,6 +72,16 @@ def _ember(at: Settings) -> Sequence[Command]:
     ]
 
 
+def _graph_convolution(at: Settings) -> Sequence[Command]:
+    artifact, peer = str(at.work / "gcn-fp32"), at.peer("--torch", at.torch)
+    written = at.result("graph-convolution")
+    return [("bench.recsys.graph_convolution", "--artifact", artifact, "--json", written, *peer)]
+
+
+def _ladder(at: Settings) -> Sequence[Command]:
+    return [("bench.recsys.ladder_choice", "--work", str(at.work / "ladder"), "--json", at.result("ladder"))]
+
+
 def _atrec(at: Settings) -> Sequence[Command]:
     return [("bench.recsys.atrec", "--json", at.result("atrec"), *at.peer("--tensorflow", at.tensorflow))]
 
@@ -125,6 +135,8 @@ PARTS = {
     "recsys": Part(("recsys.json",), _recommenders),
     "columns": Part(("columns.json",), _columns),
     "ember": Part(("ember.json",), _ember),
+    "ladder": Part(("ladder.json",), _ladder),
+    "graph-convolution": Part(("graph-convolution.json",), _graph_convolution),
     "atrec": Part(("atrec.json",), _atrec),
     "training": Part(("training.json",), _training_input),
     "training-step": Part(("training-step.json",), _training_step),
