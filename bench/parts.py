@@ -75,7 +75,7 @@ def _ember(at: Settings) -> Sequence[Command]:
 def _graph_convolution(at: Settings) -> Sequence[Command]:
     artifact, peer = str(at.work / "gcn-fp32"), at.peer("--torch", at.torch)
     written = at.result("graph-convolution")
-    return [("bench.recsys.graph_convolution", "--artifact", artifact, "--json", written, *peer)]
+    return [("bench.kernels.graph_convolution", "--artifact", artifact, "--json", written, *peer)]
 
 
 def _ladder(at: Settings) -> Sequence[Command]:
@@ -93,6 +93,11 @@ def _training_input(at: Settings) -> Sequence[Command]:
 def _training_step(at: Settings) -> Sequence[Command]:
     peer = at.peer("--torch", at.torch)
     return [("bench.recsys.training_step", "--json", at.result("training-step"), *peer)] if peer else []
+
+
+def _stitched_models(at: Settings) -> Sequence[Command]:
+    work, written = str(at.work / "stitched-models"), at.result("stitched-models")
+    return [("bench.kernels.stitched_models", "--work", work, "--json", written)]
 
 
 def _coverage(at: Settings) -> Sequence[Command]:
@@ -141,6 +146,7 @@ PARTS = {
     "training": Part(("training.json",), _training_input),
     "training-step": Part(("training-step.json",), _training_step),
     "stitching": Part(("stitching.json",), lambda at: [("bench.kernels.stitching", "--json", at.result("stitching"))]),
+    "stitched-models": Part(("stitched-models.json",), _stitched_models),
     "blocks": Part(("blocks.json",), _layer_launch),
     "scheduler": Part(
         ("scheduler.json",), lambda at: [("bench.paper.scheduling_cost", "--out", at.result("scheduler"))]

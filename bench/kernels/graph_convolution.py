@@ -1,6 +1,6 @@
 """The zoo's GCN on a random graph of ogbn-arxiv's size, beside torch's sparse CSR products and PyTorch Geometric.
 
-    python -m bench.recsys.graph_convolution [--artifact DIR] [--torch PYTHON] [--json FILE]
+    python -m bench.kernels.graph_convolution [--artifact DIR] [--torch PYTHON] [--json FILE]
 
 The artifact is compiled in fp32 where there is none. torch runs in a Python of its own: `torch.sparse_csr_tensor`
 products, and, where it is installed, `torch_geometric.nn.GCNConv` with the same weights over an edge list. All get the
@@ -33,7 +33,7 @@ class TorchConvolution:
     """torch in a Python of its own; it reads the arrays of a folder."""
 
     def __init__(self, python: str, folder: Path) -> None:
-        command = [python, "-m", "bench.recsys.graph_convolution", "--peer", str(folder.resolve())]
+        command = [python, "-m", "bench.kernels.graph_convolution", "--peer", str(folder.resolve())]
         self._process = subprocess.Popen(command, text=True, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.versions = self._answer()
 
