@@ -61,8 +61,11 @@ def csr_product(ids: Array, offsets: Array, entries: Array, dense: Array) -> Arr
     while first < len(found):
         last = max(int(np.searchsorted(offsets, offsets[first] + step, "right")) - 1, first + 1)
         held = slice(offsets[first], offsets[last])
-        rows = np.repeat(np.arange(last - first), np.diff(offsets[first : last + 1]))
-        np.add.at(found[first:last], rows, dense[ids[held]].astype(np.float64) * entries[held, None])
+        products = dense[ids[held]].astype(np.float64)
+        products *= entries[held, None]
+        filled = np.flatnonzero(np.diff(offsets[first : last + 1]))  # reduceat has no empty parts
+        if len(filled):
+            found[first + filled] = np.add.reduceat(products, offsets[first + filled] - offsets[first])
         first = last
     return found
 

@@ -96,7 +96,7 @@ GRAPHSAGE = RecommenderSpec(
 )
 LIGHTGCN = RecommenderSpec(
     "lightgcn",
-    (EmbeddingTable("users", USERS, FACTORS, 0.5), EmbeddingTable("items", ITEMS, FACTORS, 0.5)),
+    (EmbeddingTable("users", USERS, FACTORS, 0.2), EmbeddingTable("items", ITEMS, FACTORS, 0.2)),
     _lightgcn,
     qos_ms=10,
     max_batch=MAX_BATCH,
