@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.prim_func import Operand, build_prim_func
 from veltair.compiler.codegen.streaming_stores import with_streaming_stores
 from veltair.compiler.embedding.access_emitter import DISTANCES, AccessEmitter
 from veltair.compiler.embedding.dlc import decouple
@@ -55,7 +55,7 @@ class BlockGather:
                 emitter.tile(first, T.min(bags, out.shape[0] - first))
 
         ids = spec.weights["ids"]
-        operands = [spec.inputs[0], ids, spec.outputs[0]]
+        operands: list[Operand] = [spec.inputs[0], ids, spec.outputs[0]]
         function = build_prim_func(operands, with_streaming_stores(body) if streamed else body)
         tasks = -(-spec.most(spec.outputs[0].shape[0]) // bags)
         return Kernel(function, (ids,), 8 * bags * dim, tasks * max(ahead, 1))
