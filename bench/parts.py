@@ -72,6 +72,16 @@ def _ember(at: Settings) -> Sequence[Command]:
     ]
 
 
+def _graph_convolution(at: Settings) -> Sequence[Command]:
+    artifact, peer = str(at.work / "gcn-fp32"), at.peer("--torch", at.torch)
+    written = at.result("graph-convolution")
+    return [("bench.kernels.graph_convolution", "--artifact", artifact, "--json", written, *peer)]
+
+
+def _ladder(at: Settings) -> Sequence[Command]:
+    return [("bench.recsys.ladder_choice", "--work", str(at.work / "ladder"), "--json", at.result("ladder"))]
+
+
 def _atrec(at: Settings) -> Sequence[Command]:
     return [("bench.recsys.atrec", "--json", at.result("atrec"), *at.peer("--tensorflow", at.tensorflow))]
 
@@ -83,6 +93,11 @@ def _training_input(at: Settings) -> Sequence[Command]:
 def _training_step(at: Settings) -> Sequence[Command]:
     peer = at.peer("--torch", at.torch)
     return [("bench.recsys.training_step", "--json", at.result("training-step"), *peer)] if peer else []
+
+
+def _stitched_models(at: Settings) -> Sequence[Command]:
+    work, written = str(at.work / "stitched-models"), at.result("stitched-models")
+    return [("bench.kernels.stitched_models", "--work", work, "--json", written)]
 
 
 def _coverage(at: Settings) -> Sequence[Command]:
@@ -125,10 +140,13 @@ PARTS = {
     "recsys": Part(("recsys.json",), _recommenders),
     "columns": Part(("columns.json",), _columns),
     "ember": Part(("ember.json",), _ember),
+    "ladder": Part(("ladder.json",), _ladder),
+    "graph-convolution": Part(("graph-convolution.json",), _graph_convolution),
     "atrec": Part(("atrec.json",), _atrec),
     "training": Part(("training.json",), _training_input),
     "training-step": Part(("training-step.json",), _training_step),
     "stitching": Part(("stitching.json",), lambda at: [("bench.kernels.stitching", "--json", at.result("stitching"))]),
+    "stitched-models": Part(("stitched-models.json",), _stitched_models),
     "blocks": Part(("blocks.json",), _layer_launch),
     "scheduler": Part(
         ("scheduler.json",), lambda at: [("bench.paper.scheduling_cost", "--out", at.result("scheduler"))]

@@ -11,6 +11,7 @@ from rich.progress import Progress
 
 from veltair.compiler.dimension_plan import Bounds, DimensionPlan, plan_dimension
 from veltair.compiler.embedding.table_storage import TableStorage
+from veltair.compiler.graph.graph_builder import NodeImporter
 from veltair.compiler.joined_buckets import JoinedBuckets
 from veltair.compiler.onnx.bags.bag_inputs import BagRoom
 from veltair.compiler.onnx.fixed_extent import FixedExtent
@@ -21,6 +22,7 @@ from veltair.compiler.pipeline import PHASES, Compilation
 from veltair.compiler.quantisation.calibration import calibrate
 from veltair.compiler.quantisation.chosen_nodes import is_quantised
 from veltair.compiler.quantisation.samples import SampleSource
+from veltair.compiler.stitch.regions import import_region
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.tuning.kernel_cache import KernelCache
 from veltair.compiler.tuning.precision import Precision, dots_pay, pick_precision
@@ -55,6 +57,7 @@ def compile_model(
     store: RecordStore | None = None,
     cache: KernelCache | None = None,
     dump: Path | None = None,
+    importer: NodeImporter = import_region,
 ) -> Artifact:
     """Compile an ONNX file into an artifact at `out`, which appears whole or not at all. The phases: `pipeline.PHASES`.
 
@@ -80,6 +83,7 @@ def compile_model(
         store: tuning records; the shipped ones and the user's by default.
         cache: objects and times of earlier compiles; by default none are used, and none kept.
         dump: a folder for the state after each phase, one text file each.
+        importer: makes layers of the nodes that no pattern takes; benches compare others with the stitching one.
 
     Raises UserError (ModelError, ConfigError, …) for a fault of the input, VeltairError when a layer has no version
     that works.
@@ -107,6 +111,7 @@ def compile_model(
                 precision=chosen,
                 storage=TableStorage(tables, Path(scratch)),
                 fallback=fallback,
+                importer=importer,
                 output_room=plan.output_room if plan else output_room,
                 bag_room=bag_room or {},
                 fixed=fixed,

@@ -24,6 +24,7 @@ from veltair.compiler.kernels.matmul.batched_matmul_bf16 import BatchedMatmulBf1
 from veltair.compiler.kernels.matmul.matmul import Matmul
 from veltair.compiler.kernels.matmul.matmul_bf16 import MatmulBf16
 from veltair.compiler.kernels.recurrent.recurrent import Recurrent
+from veltair.compiler.kernels.rows.block_gather import BlockGather
 from veltair.compiler.kernels.rows.cast import Cast
 from veltair.compiler.kernels.rows.concat_rows import ConcatRows
 from veltair.compiler.kernels.rows.concat_sum import ConcatSum
@@ -32,6 +33,7 @@ from veltair.compiler.kernels.rows.embedding_bag import EmbeddingBag
 from veltair.compiler.kernels.rows.layer_norm import LayerNorm
 from veltair.compiler.kernels.rows.lookups import Lookups
 from veltair.compiler.kernels.rows.one_hot_sum import OneHotSum
+from veltair.compiler.kernels.rows.spmm import Spmm
 from veltair.compiler.kernels.rows.token_embedding import TokenEmbedding
 from veltair.compiler.stitch.stitched_space import StitchedSpace
 
@@ -55,6 +57,8 @@ SPACES: dict[str, Space] = {
     "constant_rows": ConstantRows(),
     "embedding_bag": EmbeddingBag(),
     "lookups": Lookups(),
+    "spmm": Spmm(),
+    "block_gather": BlockGather(),
     "recurrent": Recurrent(),
     "one_hot_sum": OneHotSum(),
     "pool2d": Pool2d(),

@@ -72,6 +72,7 @@ class Lowering:
     precision: str  # "fp32" or "bf16"
     storage: TableStorage = field(default_factory=TableStorage)  # how rows of float tables are kept
     fallback: bool = True  # whether ONNX Runtime may run what nothing of ours computes
+    importer: NodeImporter = import_region  # of nodes that no pattern takes
     model: OnnxModel = field(init=False)
     features: FeatureModel | None = None  # the feature columns that give some of the model's inputs
     view: ModelView = field(init=False)
@@ -141,9 +142,9 @@ def find_patterns(lowering: Lowering) -> None:
 def begin_graph(lowering: Lowering) -> None:
     """Begin the graph with the layers of feature columns, in the type in which they are read."""
     lowering.refused = {} if lowering.fallback else None
-    importer: NodeImporter = import_region
+    importer = lowering.importer
     if lowering.refused is not None:
-        importer = FallbackImporter(import_region, lowering.refused, lowering.view.model.other_opsets)
+        importer = FallbackImporter(importer, lowering.refused, lowering.view.model.other_opsets)
     lowering.builder = GraphBuilder(lowering.view, lowering.storage, importer)
     if lowering.features:
         lowering.builder.begin(lowering.features.layers)

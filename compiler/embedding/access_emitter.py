@@ -31,6 +31,7 @@ from veltair.compiler.embedding.streams import (
     InverseStream,
     KeptStream,
     LoadStream,
+    RepeatedStream,
     StartStream,
     Stream,
     StreamIndex,
@@ -229,6 +230,9 @@ class AccessEmitter:
                 return T.Select(some, T.float32(-math.inf), T.float32(0))
             case KeptStream(memory, at, skipped):
                 return T.cast(_differs(self._memories[memory].flat[numbers[at[0]]], skipped), "float32")
+            case RepeatedStream(memory, at, ids, rows):
+                found, p = self._memories[memory].flat, numbers[at]
+                return found[T.truncmod(p, ids)] + T.Cast(found.dtype, T.truncdiv(p, ids) * rows)
         value = self._memories[stream.memory].flat[self._place(stream.at[0], numbers)]
         if stream.memory in ("offsets", "lengths"):  # 64 bits wide, but within the lookups
             limit = T.cast(self._lookups, "int64")

@@ -22,7 +22,15 @@ from veltair.compiler.embedding.slc import (
     StoreCell,
     Value,
 )
-from veltair.compiler.embedding.streams import AluStream, InverseStream, KeptStream, LoadStream, StartStream, Stream
+from veltair.compiler.embedding.streams import (
+    AluStream,
+    InverseStream,
+    KeptStream,
+    LoadStream,
+    RepeatedStream,
+    StartStream,
+    Stream,
+)
 from veltair.compiler.graph.layer_spec import Activation
 
 SEGMENTS, LOOKUPS, OFFSETS = -1, -2, -3
@@ -149,16 +157,17 @@ def knowledge_graph(
     return EmbeddingProgram("knowledge_graph", operands, dim, For("b", 0, "segments", (), (inner,)))
 
 
-def block_gather(table: Activation, dim: int, ids: str = "int64") -> EmbeddingProgram:
+def block_gather(table: Activation, dim: int, ids: str = "int64", picked: int = 0, blocks: int = 0) -> EmbeddingProgram:
     """Blocks of rows copied: BigBird's sparse attention (Ember 2.2.2).
 
     Operands: ids (segments,) of blocks, the table as (blocks, dim), a block's rows side by side in it; out (segments,
-    dim).
+    dim). With `picked`: ids (picked,) are the same for each sample, and the table has `blocks` rows for each.
     """
-    memories = (Activation("ids", ids, (SEGMENTS,)), table, Activation("out", "float32", (SEGMENTS, dim)))
+    found: Stream = RepeatedStream("ids", "p", picked, blocks) if picked else LoadStream("ids", ("p",))
+    memories = (Activation("ids", ids, (picked or SEGMENTS,)), table, Activation("out", "float32", (SEGMENTS, dim)))
     copied = Callback((StoreCell(MemoryCell("out", ("b", "e")), "row"),))
     elements = For("e", 0, "dim", (("row", LoadStream(table.name, ("id", "e"))),), (copied,))
-    inner = For("p", "b", AluStream("+", "b", 1), (("id", LoadStream("ids", ("p",))),), (elements,))
+    inner = For("p", "b", AluStream("+", "b", 1), (("id", found),), (elements,))
     return EmbeddingProgram("block_gather", memories, dim, For("b", 0, "segments", (), (inner,)))
 
 

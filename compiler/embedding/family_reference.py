@@ -53,6 +53,23 @@ def ragged_bags(
     return np.asarray(total / np.maximum(count, 1) if reduce == "mean" else total)
 
 
+def csr_product(ids: Array, offsets: Array, entries: Array, dense: Array) -> Array:
+    """A sparse matrix in CSR times a dense one (R, D), some rows of the result at a time."""
+    found = np.zeros((len(offsets) - 1, dense.shape[1]))
+    step = max(1, (1 << 22) // max(dense.shape[1], 1))  # entries
+    first = 0
+    while first < len(found):
+        last = max(int(np.searchsorted(offsets, offsets[first] + step, "right")) - 1, first + 1)
+        held = slice(offsets[first], offsets[last])
+        products = dense[ids[held]].astype(np.float64)
+        products *= entries[held, None]
+        filled = np.flatnonzero(np.diff(offsets[first : last + 1]))  # reduceat has no empty parts
+        if len(filled):
+            found[first + filled] = np.add.reduceat(products, offsets[first + filled] - offsets[first])
+        first = last
+    return found
+
+
 def clip_segments(offsets: Array, lookups: int) -> list[tuple[int, int]]:
     """Begin and end of each segment, for offsets that may fall or pass [0, lookups]."""
     begins = [min(max(int(o), 0), lookups) for o in offsets]

@@ -70,6 +70,23 @@ class KeptStream:
         return f"{self.memory}[{', '.join(self.at)}] != {self.skipped}"
 
 
+@dataclass(frozen=True, slots=True)
+class RepeatedStream:
+    """mem_str and alu_str: ids that are the same for each sample of a batch, each of which has `rows` rows of its own.
+
+    >>> str(RepeatedStream("ids", "p", ids=8, rows=64))
+    'ids[p % 8] + p / 8 * 64'
+    """
+
+    memory: str
+    at: str
+    ids: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.memory}[{self.at} % {self.ids}] + {self.at} / {self.ids} * {self.rows}"
+
+
 def _counted(stream: InverseStream | StartStream) -> str:
     skipped = "" if stream.skipped is None else f" without {stream.skipped}"
     return f"{stream.stop} - {stream.begin}{skipped}"
@@ -97,4 +114,4 @@ class LoadStream:
         return f"mem_str({self.memory}[{', '.join(map(str, self.at))}])"
 
 
-Stream: TypeAlias = LoadStream | AluStream | InverseStream | StartStream | KeptStream
+Stream: TypeAlias = LoadStream | AluStream | InverseStream | StartStream | KeptStream | RepeatedStream

@@ -22,8 +22,10 @@ from veltair.compiler.patterns.quantised.boundaries import dequantise, quantise
 from veltair.compiler.patterns.quantised.find import find_quantised_layers
 from veltair.compiler.patterns.quantised.pools import max_pool
 from veltair.compiler.patterns.quantised.products import quantised_product
+from veltair.compiler.patterns.recommendation.block_gathers import block_gather
 from veltair.compiler.patterns.recommendation.embedding_bags import embedding_bag
 from veltair.compiler.patterns.recommendation.lookups import find_lookups, lookups
+from veltair.compiler.patterns.recommendation.neighbour_sums import find_neighbour_sums, neighbour_sum
 from veltair.compiler.patterns.recommendation.sums import find_sums, sums
 from veltair.compiler.patterns.sequence.attention import attention, find_attention, projections
 from veltair.compiler.patterns.sequence.recurrent import find_recurrences, recurrent
@@ -53,7 +55,7 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     "Gemm": (sums, matmul, batched_matmul),
     "MatMul": (sums, projections, attention, matmul, batched_matmul),
     "LayerNormalization": (embedding, layer_norm),
-    "Gather": (embedding_bag,),
+    "Gather": (embedding_bag, block_gather),
     "Neg": (lookups,),
     "Concat": (sums, concat),
     **dict.fromkeys(("GRU", "LSTM", "RNN", "Scan"), (recurrent,)),
@@ -61,6 +63,7 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     **dict.fromkeys(("Sum", "Sub", "Mul", "Div", "BatchNormalization"), (elementwise,)),
     **dict.fromkeys(("Relu", "Clip", "LeakyRelu", "PRelu", "Elu", "Tanh", "Gelu"), (elementwise,)),
     **dict.fromkeys(("Sigmoid", "HardSigmoid", "HardSwish"), (elementwise,)),
+    **dict.fromkeys(("ScatterND", "ScatterElements"), (neighbour_sum,)),
     "LRN": (lrn,),
     "ReduceL2": (l2_normalize,),
     "Transpose": (channels_last,),
@@ -79,6 +82,7 @@ FINDERS: tuple[Finder, ...] = (
     find_recurrences,
     find_sums,
     find_lookups,
+    find_neighbour_sums,
     find_token_embeddings,
     find_batch_norms,
     find_attention,

@@ -33,15 +33,20 @@ def import_region(
     outputs: Sequence[str],
     max_batch: int,
     opset: int = 17,
+    *,
+    packing: bool = True,
 ) -> ImportedLayers:
     """Layers for a run of nodes; arguments and errors are those of `kernels.generic.import_layers`.
+
+    packing: whether small independent patterns share a kernel.
 
     A region that TVM's importer only takes whole (it computes shapes across the cuts) is left to it whole.
     """
     translated = _translated(nodes, values, constants, outputs, opset)
     if translated:
         try:
-            return _RegionBuilder(nodes, translated, values, constants, inputs, outputs, max_batch, opset).region()
+            builder = _RegionBuilder(nodes, translated, values, constants, inputs, outputs, max_batch, opset)
+            return builder.region(packing=packing)
         except ModelError:
             pass
     return import_layers(nodes, values, constants, inputs, outputs, max_batch, opset)
@@ -113,12 +118,12 @@ class _RegionBuilder:
         self.made = {op.output: op.stored_shape for op in self.ops}
         self.wanted = {*outputs, *(name for node in self.others for name in node.input)}
 
-    def region(self) -> ImportedLayers:
+    def region(self, *, packing: bool) -> ImportedLayers:
         """The layers in order: each kernel as soon as it can run, and the longest runs of other nodes between."""
         explorer = FusionExplorer(self.ops, self._shapes(), self.wanted, self._outside())
-        groups: list[Sequence[StitchProgram]] = [
-            [explorer.program(p) for p in group] for group in explorer.packed(explorer.plan())
-        ]
+        plan = explorer.plan()
+        patterns = explorer.packed(plan) if packing else [[pattern] for pattern in plan]
+        groups: list[Sequence[StitchProgram]] = [[explorer.program(p) for p in group] for group in patterns]
         known = {*self.inputs, *self.constants, ""}
         others, layers, views = list(self.others), list[LayerSpec](), list[tuple[Activation, str]]()
         waiting = _Waiting(groups)

@@ -21,7 +21,7 @@ TOLERANCE = {
     "fp32": 1e-3,
     "bf16": 1e-2,
 }  # largest error of a layer over the output's largest value, by the model's precision
-LOOKUPS = ("columns", "embedding_bag", "lookups")  # layers that read rows of tables
+LOOKUPS = ("columns", "embedding_bag", "lookups", "spmm", "block_gather")  # layers that read rows of tables
 # Elements that are compared at a time. Temporary arrays of whole activations are mapped and faulted in anew each time:
 # with images of 224 pixels that took a third of a compile.
 PART = 1 << 15

@@ -12,6 +12,7 @@ from veltair.compiler.embedding import family_reference as embedding
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.products import BatchedMatmulParameters, MatmulParameters, WeightStorage
 from veltair.compiler.graph.parameters.recommendation import (
+    BlockGatherParameters,
     ConcatSumParameters,
     EmbeddingBagParameters,
     LookupParameters,
@@ -94,6 +95,16 @@ def reference_lookups(spec: LayerSpec, x: list[Array]) -> list[Array]:
     return [embedding.reference_lookups(spec.parameters_as(LookupParameters), x, list(spec.weights.values()))]
 
 
+def reference_spmm(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    ids, offsets, entries = (spec.weights[name] for name in ("ids", "offsets", "entries"))
+    return [embedding.csr_product(ids, offsets, entries, x[0])]
+
+
+def reference_block_gather(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    samples = x[0].reshape(-1, spec.parameters_as(BlockGatherParameters).blocks, x[0].shape[1])
+    return [samples[:, spec.weights["ids"]].reshape(-1, x[0].shape[1])]
+
+
 def reference_one_hot_sum(spec: LayerSpec, x: list[Array]) -> list[Array]:
     parameters, parts = spec.parameters_as(OneHotSumParameters), []
     for ids, depth, scale in zip(x, parameters.depths, parameters.scales, strict=True):
@@ -128,6 +139,8 @@ ROW_REFERENCES: Mapping[str, Callable[[LayerSpec, list[Array]], list[Array]]] = 
     "embedding": reference_token_embedding,
     "embedding_bag": reference_embedding_bag,
     "lookups": reference_lookups,
+    "spmm": reference_spmm,
+    "block_gather": reference_block_gather,
     "one_hot_sum": reference_one_hot_sum,
     "concat_sum": reference_concat_sum,
 }

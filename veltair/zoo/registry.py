@@ -14,7 +14,10 @@ import onnx
 from veltair.errors import ConfigError
 from veltair.zoo import external_tensors
 from veltair.zoo.external_tensors import BuiltModel, WriteProgress
-from veltair.zoo.language import bert
+from veltair.zoo.graphs import gcn
+from veltair.zoo.graphs.gcn import GcnShape
+from veltair.zoo.graphs.sampled_neighbours import FUSEDMM, GRAPHSAGE, LIGHTGCN, TRANSE
+from veltair.zoo.language import bert, bigbird
 from veltair.zoo.language.bert import BertShape
 from veltair.zoo.recommendation import dlrm
 from veltair.zoo.recommendation.deepfm import DEEPFM
@@ -23,6 +26,7 @@ from veltair.zoo.recommendation.dien import DIEN, DIEN_STRINGS
 from veltair.zoo.recommendation.dlrm import DlrmShape
 from veltair.zoo.recommendation.dlrm_dcnv2 import DLRM_DCNV2
 from veltair.zoo.recommendation.elm_wdl import ELM_WDL
+from veltair.zoo.recommendation.factorization_machine import FACTORIZATION_MACHINE
 from veltair.zoo.recommendation.recom import RECOM_E, RECOM_F
 from veltair.zoo.recommendation.recommender import RecommenderSpec, build_recommender
 from veltair.zoo.recommendation.table_sizes import TableCut, find_cuts, fit_tables
@@ -39,7 +43,7 @@ class ZooModel:
     '3x224x224'
     """
 
-    definition: BuildImageModel | BertShape | DlrmShape | RecommenderSpec
+    definition: BuildImageModel | BertShape | DlrmShape | GcnShape | RecommenderSpec
     parameters: int  # weights, biases, norms' scales and shifts; of tables as published
     gflops: float  # of a query of one sample; a multiply-add counts as two
     input: str
@@ -65,6 +69,7 @@ ZOO: Mapping[str, ZooModel] = {
     "tiny_yolov2": ZooModel(tiny_yolov2.build, 15_861_773, 6.971, "3x416x416", "Redmon 2016, darknet"),
     "bert_base": ZooModel(bert.BASE, 108_893_186, 70.667, "384 tokens", "Devlin 2018, Hugging Face"),
     "bert_large": ZooModel(bert.LARGE, 334_094_338, 246.425, "384 tokens", "Devlin 2018, MLPerf"),
+    "bigbird": ZooModel(bigbird.build, 2_362_368, 25.77, "4096x768", "Zaheer 2020, Hugging Face"),
     "dlrm": ZooModel(DlrmShape(), DlrmShape().parameters, 0.0000967, "13 + 8x80 ids", "Naumov 2019, RM1"),
     "dlrm_rm1": ZooModel(RM1, 1_024_100_833, 0.000201, "128 + 8x80 ids", "Gupta 2020, DeepRecSys"),
     "dlrm_rm2": ZooModel(RM2, 1_024_319_937, 0.000639, "256 + 32x120 ids", "Gupta 2020, DeepRecSys"),
@@ -78,6 +83,12 @@ ZOO: Mapping[str, ZooModel] = {
     "recom_e": ZooModel(RECOM_E, 1_357_658_977, 0.019057, "1032 features", "Pan 2023, RECom"),
     "recom_f": ZooModel(RECOM_F, 838_296_353, 0.047091, "1232 features", "Pan 2023, RECom"),
     "elm_wdl": ZooModel(ELM_WDL, 21_879_566, 0.002155, "36 features", "Cheng 2016, AtRec"),
+    "factorization_machine": ZooModel(FACTORIZATION_MACHINE, 5_765_045, 0.000002, "36 + 8 ids", "Rendle 2010, AtRec"),
+    "gcn": ZooModel(GcnShape(), GcnShape().parameters, 7.283, "169343x128", "Kipf 2017, ogbn-arxiv"),
+    "graphsage": ZooModel(GRAPHSAGE, 21_762_216, 0.003449, "276 ids", "Hamilton 2017, Ember"),
+    "lightgcn": ZooModel(LIGHTGCN, 4_533_696, 0.0, "66 ids + 64", "He 2020, Gowalla"),
+    "fusedmm": ZooModel(FUSEDMM, 117_302_784, 0.0, "17 ids", "Rahman 2021, Ember"),
+    "transe": ZooModel(TRANSE, 48_037_888, 0.0, "3 ids", "Bordes 2013, Ember"),
 }
 # Recommendation models, whose tables may be cut to what a machine has room for.
 RECOMMENDERS: Mapping[str, RecommenderSpec] = {
@@ -154,6 +165,8 @@ def _build(name: str, seed: int, shape: DlrmShape | None, location: str) -> Buil
     match ZOO[name].definition:
         case BertShape() as bert_shape:
             return bert.build(seed, bert_shape, location)
+        case GcnShape() as gcn_shape:
+            return gcn.build(seed, gcn_shape)
         case DlrmShape() as default:
             return dlrm.build(seed, shape or default, location)
         case RecommenderSpec() as spec:

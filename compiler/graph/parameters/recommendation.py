@@ -71,6 +71,29 @@ class LookupParameters(TableParameters):
 
 
 @dataclass(frozen=True, slots=True)
+class SpmmParameters(LayerParameters):
+    """Parameters of "spmm".
+
+    >>> SpmmParameters(entries=1_335_586).terms()
+    {'entries': 1335586}
+    """
+
+    entries: int  # of the sparse matrix
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGatherParameters(LayerParameters):
+    """Parameters of "block_gather".
+
+    >>> BlockGatherParameters(picked=512, blocks=64).terms()
+    {'picked': 512, 'blocks': 64}
+    """
+
+    picked: int  # ids of each sample
+    blocks: int  # of each sample
+
+
+@dataclass(frozen=True, slots=True)
 class OneHotSumParameters(LayerParameters):
     """Parameters of "one_hot_sum".
 

@@ -19,6 +19,7 @@ HIGHEST = 3  # emb-opt3, of points without a level
 LOWER = 2  # emb-opt2, which leads by rows of all segments; what is below has no queue of rows
 STREAMED = "streamed"  # of the coordinate "stores"
 FLOAT_BYTES = 4
+COMPUTED = ("spmm", "block_gather")  # layers whose table is another layer's output
 # Distances by where the tables lie, the default first.
 IN_L2, IN_L3, IN_MEMORY = (0, 4, 8, 16, 32), (8, 4, 16, 0, 32), (16, 8, 32, 4, 0)
 
@@ -31,7 +32,9 @@ def order_distances(spec: LayerSpec, caches: Mapping[str, int] | None = None) ->
     (16, 8, 32, 4, 0)
     """
     caches = cache_bytes() if caches is None else caches
+    computed = spec.inputs if spec.op in COMPUTED else ()
     held = sum(table.nbytes for table in spec.weights.values())
+    held += FLOAT_BYTES * sum(prod(shape_at(each.shape, spec.max_batch)) for each in computed)
     return IN_L2 if held <= caches.get("L2", -1) else IN_L3 if held <= caches.get("L3", -1) else IN_MEMORY
 
 

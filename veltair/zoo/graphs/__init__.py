@@ -1,0 +1,1 @@
+"""Models of graphs: convolutions over a whole graph or over sampled neighbours, messages, and scores of triples."""
