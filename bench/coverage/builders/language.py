@@ -56,7 +56,9 @@ def transformers(name: str, facts: Mapping[str, Any]) -> Built:
     if part := facts.get("part"):
         model = getattr(model, part)
 
-    class FirstOutput(torch.nn.Module):  # type: ignore[misc]
+    nth = facts.get("output", 0)
+
+    class OneOutput(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.model = model
@@ -66,9 +68,9 @@ def transformers(name: str, facts: Mapping[str, Any]) -> Built:
             named = {given: first} | ({} if mask is None else {"attention_mask": mask})
             if kind == "translation":
                 named["decoder_input_ids"] = first
-            return self.model(**named)[0]
+            return self.model(**named)[nth]
 
-    return Built(FirstOutput(), _inputs(kind, facts, config), facts.get("batch", True))
+    return Built(OneOutput(), _inputs(kind, facts, config), facts.get("batch", True))
 
 
 def _settings(type_: str, kind: str) -> dict[str, Any]:

@@ -105,22 +105,23 @@ def pack_quads(spec: LayerSpec, panel: int) -> tuple[NDArray[np.int32], NDArray[
     weight = np.concatenate([pad_axis(group, 1, panel) for group in groups], axis=1)
     quads = weight.reshape(len(weight) // QUAD, QUAD, -1, panel).transpose(2, 0, 3, 1)
     packed = np.ascontiguousarray(quads).view(np.int32)[..., 0]
-    return packed, _columns(sums, panel).astype(np.int32)
+    return packed, _columns(sums, panel, parameters.groups)
 
 
-def _columns(values: NDArray[Any], panel: int) -> NDArray[Any]:
+def _columns(values: NDArray[Any], panel: int, groups: int) -> NDArray[np.int32]:
     """Numbers of columns, and zeros as far as the last panel of the last group reaches."""
-    return np.pad(values, (0, -len(values) % panel + panel))
+    return np.pad(values, (0, -(len(values) // groups) % panel)).astype(np.int32)
 
 
 def _wide_weights(spec: LayerSpec, panel: int) -> list[NDArray[np.int32]]:
     """Of wide weights: what the sum of a row of inputs is to be multiplied by for each column, and the ones by which
     that sum is a product too: four in each step of the reduction, zeros behind its end.
     """
-    if not spec.parameters_as(QuantisedProductParameters).wide:
+    parameters = spec.parameters_as(QuantisedProductParameters)
+    if not parameters.wide:
         return []
     ones = pad_axis(np.ones(len(spec.weights["weight"]), np.int8), 0, QUAD).view(np.int32)
-    return [_columns(spec.weights["weight_zero"], panel).astype(np.int32), ones]
+    return [_columns(spec.weights["weight_zero"], panel, parameters.groups), ones]
 
 
 class _ProductCode:

@@ -17,7 +17,7 @@ from onnx import helper
 
 from veltair.compiler.onnx.constants import captured_names, needed_nodes
 from veltair.compiler.onnx.folding.batch_axes import one_row, with_axis_first
-from veltair.compiler.onnx.folding.opaque_nodes import OWN_DOMAIN, is_opaque, join_opaque, wrap_foreign
+from veltair.compiler.onnx.folding.opaque_nodes import OWN_DOMAIN, is_opaque, join_opaque, narrow_floats, wrap_foreign
 from veltair.compiler.onnx.folding.row_numbers import ROWS, keep_apart
 from veltair.compiler.onnx.folding.sample_labels import keeps_samples_apart
 from veltair.compiler.onnx.folding.shape_arguments import restate
@@ -79,7 +79,8 @@ def fold_shapes(
         constants = {**constants, **added}
         propagation, facts = _propagate(proto, constants, dynamic, path, fallback=fallback)
     given, outputs = propagation.nodes, {output.name for output in proto.graph.output}
-    if opaque := propagation.opaque:
+    kinds = {n: f.types[0].kind for n, f in facts.items() if f.values is None} if fallback else {}
+    if opaque := propagation.opaque | narrow_floats(given, kinds):
         # Of tensors that nobody outside reads, the values are not kept.
         computed = {n for n, f in facts.items() if f.values is not None and (not f.values or f.constant is None)}
         given = join_opaque(given, opaque, facts.keys(), computed, outputs)
