@@ -25,7 +25,36 @@ SMALL = {
     "decoder_ffn_dim": 128,
     "vocab_size": IDS,
 }
-FIXED_WIDTHS = ("mobilebert", "mobilevit", "mobilenet_v2", "segformer", "pvt", "funnel", "xlnet", "swin", "convnext", "swinv2", "swin2sr", "maskformer-swin", "focalnet", "hiera", "cvt", "levit", "poolformer", "pvt_v2", "glpn", "efficientnet", "swiftformer", "clap_audio_model", "convnextv2", "upernet", "depth_anything", "rt_detr", "perceiver", "prophetnet")
+FIXED_WIDTHS = (
+    "mobilebert",
+    "mobilevit",
+    "mobilenet_v2",
+    "segformer",
+    "pvt",
+    "funnel",
+    "xlnet",
+    "swin",
+    "convnext",
+    "swinv2",
+    "swin2sr",
+    "maskformer-swin",
+    "focalnet",
+    "hiera",
+    "cvt",
+    "levit",
+    "poolformer",
+    "pvt_v2",
+    "glpn",
+    "efficientnet",
+    "swiftformer",
+    "clap_audio_model",
+    "convnextv2",
+    "upernet",
+    "depth_anything",
+    "rt_detr",
+    "perceiver",
+    "prophetnet",
+)
 
 
 ARGUMENTS = {
@@ -52,7 +81,9 @@ def transformers(name: str, facts: Mapping[str, Any]) -> Built:
     config.use_cache = False
     config.return_dict = True
     config.architectures = facts.get("architectures")  # asked where a configuration fits several
-    model = getattr(library, facts.get("class", "AutoModel")).from_config(config, attn_implementation=facts.get("attention"))
+    model = getattr(library, facts.get("class", "AutoModel")).from_config(
+        config, attn_implementation=facts.get("attention")
+    )
     if part := facts.get("part"):
         model = getattr(model, part)
 
@@ -104,7 +135,11 @@ def _inputs(kind: str, facts: Mapping[str, Any], config: Any) -> dict[str, Any]:
     if kind == "series":
         return {"past_values": torch.randn(2, config.context_length, config.num_input_channels)}
     if kind == "mel":
-        return {"input_features": torch.randn(2, 1, config.spec_size * config.spec_size // config.num_mel_bins, config.num_mel_bins)}
+        return {
+            "input_features": torch.randn(
+                2, 1, config.spec_size * config.spec_size // config.num_mel_bins, config.num_mel_bins
+            )
+        }
     if kind == "audio":
         return {"input_values": torch.randn(2, 1600)}
     if hasattr(config, "input_feat_per_channel"):

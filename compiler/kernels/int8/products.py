@@ -227,9 +227,8 @@ class _ProductCode:
                     value = value + row_sums[r] * self.wide[0][ramp(left + c * LANES)]
                 T.buffer_store(self.finished, value, [r, ramp(c * LANES)])
         # A loop: unrolled, the epilogue would stand in the code once for each vector of the tile.
-        with T.grid(count, columns) as (r, c):
-            with when(within + c * LANES < self.of_group):
-                self.epilogue.store(T.bind(self.finished[r, ramp(c * LANES)]), first + row + r, T.bind(left + c * LANES))
+        with T.grid(count, columns) as (r, c), when(within + c * LANES < self.of_group):
+            self.epilogue.store(T.bind(self.finished[r, ramp(c * LANES)]), first + row + r, T.bind(left + c * LANES))
 
     def _start(self, column: Expr) -> Expr:
         start = self.start[ramp(column)]

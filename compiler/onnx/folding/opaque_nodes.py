@@ -1,7 +1,8 @@
 """Nodes whose tensors have no shape that can be told before a query runs: they become one node with a graph inside.
 
 What the operators of detection heads and computed axes give depends on values. Such tensors are left to ONNX Runtime,
-as long as everything that leaves them has a shape that is known, or that the file states. So are floats of 8 or 16 bits.
+as long as everything that leaves them has a shape that is known, or that the file states. So are floats of 16 bits and
+less.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from veltair.compiler.codegen.vectors import LANES
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.patterns.quantised.quantum import centred_steps
 
+MOST_JOINED = 32  # groups: the products of a column grow by this factor, and so do its weights
+
 
 @dataclass(frozen=True, slots=True)
 class IntegerWeight:
@@ -28,7 +30,7 @@ class IntegerWeight:
     axis: int
 
     def for_columns(self, axis: int, columns: int) -> IntegerWeight | None:
-        """The weight with a zero point of each column; None where it has several that are not of the axis of columns."""
+        """The weight with a zero point of each column; None where it has several of another axis than that."""
         several = self.scale.size > 1 or (self.zero is not None and self.zero.size > 1)
         if several and self.axis != axis:
             return None
@@ -56,9 +58,9 @@ def integer_weight(name: str, view: ModelView) -> IntegerWeight | None:
     return centred_weight(constant.steps, constant.zero, constant.scale, constant.axis)
 
 
-def join_groups(weight: NDArray[Any], groups: int) -> tuple[NDArray[Any], int]:
+def join_groups(weight: NDArray[Any], groups: int) -> tuple[NDArray[Any], int] | None:
     """Rows (taps x channels of a group, output channels) of the weights (output channels, channels of a group, rows,
-    columns) of a convolution, and its groups.
+    columns) of a convolution, and its groups; None where too many would have to be joined.
 
     Several groups are joined where a vector of columns or a step of the reduction needs it: a column has zeros for the
     channels of its neighbours. Of the ways to do so the one with the fewest products is taken.
@@ -66,6 +68,8 @@ def join_groups(weight: NDArray[Any], groups: int) -> tuple[NDArray[Any], int]:
     >>> rows, groups = join_groups(np.ones((32, 4, 3, 3), np.int8), 8)
     >>> rows.shape, groups, int(rows[:16, 0].sum())
     ((144, 32), 2, 4)
+    >>> join_groups(np.ones((37, 2, 3, 3), np.int8), 37) is None
+    True
     """
     columns, each, kh, kw = weight.shape
     out = columns // groups
@@ -76,7 +80,10 @@ def join_groups(weight: NDArray[Any], groups: int) -> tuple[NDArray[Any], int]:
     def products(joined: int) -> int:
         return groups // joined * (joined * each) * -(-joined * out // LANES)
 
-    joined = min((n for n in range(1, groups + 1) if groups % n == 0 and is_whole(n)), key=products)
+    most = min(groups, MOST_JOINED)
+    joined = min((n for n in range(1, most + 1) if groups % n == 0 and is_whole(n)), key=products, default=0)
+    if not joined:
+        return None
     rows = np.zeros((kh * kw, joined, each, columns), weight.dtype)
     for column in range(columns):
         rows[:, column // out % joined, :, column] = weight[column].reshape(each, -1).T

@@ -101,15 +101,19 @@ def _windows(node: onnx.NodeProto, given: IntegerWeight, view: ModelView) -> Pro
         return None
     channels, each, *kernel = weight.steps.shape
     groups = attribute(node, "group", 1)
+    if each * groups != shape[1] or channels % groups:
+        return None
     strides, dilations = (tuple(attribute(node, name, [1, 1])) for name in ("strides", "dilations"))
     pads = padding(node, shape[2:], out[2:], tuple(kernel), strides, dilations)
     if min(pads) < 0:
         return None
     depthwise = groups == shape[1] == channels and groups > 1
-    if depthwise:
-        rows, groups = weight.steps.transpose(2, 3, 1, 0).reshape(-1, channels), 1
-    else:
-        rows, groups = join_groups(weight.steps, groups)
+    rows = weight.steps.transpose(2, 3, 1, 0).reshape(-1, channels)
+    if groups > 1 and not depthwise:
+        joined = join_groups(weight.steps, groups)
+        if joined is None:
+            return None
+        rows, groups = joined
     return ProductMatch(
         node.name,
         node.input[0],
@@ -121,7 +125,7 @@ def _windows(node: onnx.NodeProto, given: IntegerWeight, view: ModelView) -> Pro
         weight.zero,
         Window((kernel[0], kernel[1]), strides, dilations, tuple(pads)),
         depthwise,
-        groups,
+        1 if depthwise else groups,
     )
 
 
@@ -264,7 +268,9 @@ def _constant_operand(
     """What a sum adds to each column of a tensor, or of feature maps to each channel, if that is constant."""
     other = view.constants.get(node.input[1] if node.input[0] == name else node.input[0])
     if other is not None and maps and other.size > 1:
-        other = other.reshape(other.shape[-3]) if other.shape[-2:] == (1, 1) and other.shape[-3:-2] == (columns,) else None
+        other = (
+            other.reshape(other.shape[-3]) if other.shape[-2:] == (1, 1) and other.shape[-3:-2] == (columns,) else None
+        )
     if other is None or not _fits(other, columns) or other.ndim > len(view.shape_of(name)):
         return None
     return _columns(other.reshape(-1), columns)

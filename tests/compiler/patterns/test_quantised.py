@@ -120,13 +120,13 @@ def steps_net(path: Path, zero: int | list[int], dtype: Any = np.int8, reach: in
         pytest.param(0, np.int8, 255, False, id="signed weights"),
         pytest.param(128, np.uint8, 255, False, id="unsigned weights around the middle"),
         pytest.param(3, np.int8, 255, True, id="weights that need 9 bits without their zero point"),
-        pytest.param([3, -20, 90, 0, -128], np.int8, 127, False, id="signed weights with a zero point for each channel"),
+        pytest.param(
+            [3, -20, 90, 0, -128], np.int8, 127, False, id="signed weights with a zero point for each channel"
+        ),
         pytest.param([0, 255, 128, 7, 99], np.uint8, 127, False, id="unsigned ones"),
     ],
 )
-def test_steps_as_input_and_output(
-    tmp_path: Path, zero: int | list[int], dtype: Any, reach: int, wide: bool
-) -> None:
+def test_steps_as_input_and_output(tmp_path: Path, zero: int | list[int], dtype: Any, reach: int, wide: bool) -> None:
     path = steps_net(tmp_path / "net.onnx", zero, dtype, reach)
     graph = lowered(path)
     assert [layer.parameters_as(QuantisedProductParameters).wide for layer in graph.layers] == [wide]
