@@ -12,14 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx_protos import I64, F, model, node, port, rebuilt, refuse, run, saved
-from run_kernels import run_graph
 
-from veltair.compiler.onnx.folding.opaque_nodes import is_opaque
 from veltair.compiler.onnx.folding.shape_folding import ROWS
 from veltair.compiler.onnx.folding.shape_propagation import ShapePropagation, TensorFacts
 from veltair.compiler.onnx.onnx_model import OnnxModel, load_model
-from veltair.compiler.pipeline import lower
-from veltair.errors import ModelError
 
 BOOL = TensorProto.BOOL
 COMPUTING = {"Shape", "Size", "Range", "ConstantOfShape", "Equal", "If"}
@@ -228,38 +224,6 @@ def test_what_depends_on_the_batch_otherwise_is_refused_by_name(tmp_path: Path) 
     refuse(tmp_path, net(*numbers), "node 'y': Cast computes with the numbers of the batch's rows")
     output = [*the_batch(), step("Range", "zero n one", "y"), step("Relu", "x", "r")]
     refuse(tmp_path, net(*output, outputs=[port("y", ["m"], I64), port("r", None)]), "output 'y' holds numbers")
-
-
-@pytest.mark.parametrize(
-    "nodes",
-    [
-        pytest.param([step("Cast", "n", "f", to=F), step("Div", "x f", "d")], id="a share of each sample"),
-        pytest.param([step("Sub", "n one", "at"), step("Gather", "x at", "d", axis=0)], id="the last sample"),
-        pytest.param(
-            [
-                step("Concat", "x x", "twice", axis=0),
-                *stacked("n", output="end"),
-                step("Slice", "twice v0 end v0", "d"),
-            ],
-            id="the first samples of many, as in TimeSformer",
-        ),
-    ],
-)
-def test_what_the_batch_decides_is_left_to_onnx_runtime(tmp_path: Path, nodes: list[onnx.NodeProto]) -> None:
-    proto = net(*the_batch(), *nodes, step("Softplus", "x", "p"), step("Add", "d p", "y"))
-    path = saved(tmp_path, proto)
-    with pytest.raises(ModelError, match="which is computed from the batch"):
-        load_model(path, fallback=False)
-    loaded = load_model(path)
-    assert not loaded.mergeable  # rows of different samples may mix
-    [joined] = [n for n in loaded.nodes if is_opaque(n)]
-    assert "which is computed from the batch" in joined.doc_string
-    graph = lower(loaded, "fp32")
-    assert sum(layer.op == "onnxruntime" for layer in graph.layers) == 1
-    for batch in (1, 3):
-        feeds = {"x": np.random.default_rng(batch).standard_normal((batch, 3, 4)).astype(np.float32)}
-        for ours, theirs in zip(run_graph(graph, feeds, batch), run(proto, feeds), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_queries_share_no_batch_where_an_index_of_theirs_could_reach_another_row(tmp_path: Path) -> None:
