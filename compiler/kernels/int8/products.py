@@ -156,7 +156,7 @@ class _ProductCode:
         groups, chunks = -(-self.panels // self.taken), T.ceildiv(total, step)
         with T.parallel(0, groups * chunks) as task:
             self.sums = T.alloc_buffer((self.rows * self.columns,), "int32x16", scope="local")
-            self.row_sums = T.alloc_buffer((self.rows,), "int32x16", scope="local") if self.wide else None
+            self.row_sums: Any = T.alloc_buffer((self.rows,), "int32x16", scope="local") if self.wide else None
             self.finished = allocate_scratch((self.rows, self.panel), "int32")
             group, chunk = T.bind(task // chunks), T.bind(task % chunks)
             first = T.bind(chunk * step)

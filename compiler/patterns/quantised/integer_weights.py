@@ -78,7 +78,7 @@ def join_groups(weight: NDArray[Any], groups: int) -> tuple[NDArray[Any], int] |
         return joined == groups or not (joined * out % LANES or joined * each % QUAD)
 
     def products(joined: int) -> int:
-        return groups // joined * (joined * each) * -(-joined * out // LANES)
+        return int(groups // joined * (joined * each) * -(-joined * out // LANES))
 
     most = min(groups, MOST_JOINED)
     joined = min((n for n in range(1, most + 1) if groups % n == 0 and is_whole(n)), key=products, default=0)
