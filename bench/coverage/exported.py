@@ -24,6 +24,8 @@ BUILDERS = {
     "torchvision-classification": "vision:classification",
     "torchvision-segmentation": "vision:segmentation",
     "torchvision-detection": "vision:detection",
+    "torchvision-video": "vision:video",
+    "torchvision-flow": "vision:flow",
     "timm": "vision:timm",
     "transformers": "language:transformers",
     "recommendation": "recommendation:recommender",

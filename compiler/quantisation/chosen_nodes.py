@@ -60,8 +60,7 @@ def _is_product(node: onnx.NodeProto, weights: Mapping[str, tuple[int, ...]]) ->
         return False
     if node.op_type != "Conv":
         return len(shape) == 2 and not attribute(node, "transA", 0)
-    group = attribute(node, "group", 1)
-    return len(shape) == FEATURE_MAP and (group == 1 or (group == shape[0] and shape[1] == 1))
+    return len(shape) == FEATURE_MAP
 
 
 def _from_convolution(name: str, makers: Mapping[str, onnx.NodeProto]) -> bool:

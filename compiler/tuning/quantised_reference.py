@@ -31,6 +31,10 @@ def reference_product(spec: LayerSpec, x: list[Array]) -> list[Array]:
         values = windows(values, parameters.window, spec.outputs[0].shape[2:])
     if spec.op == "depthwise_int8":
         sums = np.einsum("nrctk,tk->nrck", values.reshape(*values.shape[:3], -1, x[0].shape[1]), weight)
+    elif parameters.groups > 1:
+        taps = values.reshape(*values.shape[:3], -1, x[0].shape[1])
+        parts = np.split(taps, parameters.groups, axis=-1), np.split(weight, parameters.groups, axis=1)
+        sums = np.concatenate([a.reshape(*a.shape[:3], -1) @ b for a, b in zip(*parts, strict=True)], axis=-1)
     else:
         sums = values @ weight
     value = sums * (scale * spec.weights["scale"].astype(np.float64)) + spec.weights["bias"]

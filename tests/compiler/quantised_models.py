@@ -22,6 +22,12 @@ FORMS: dict[str, dict[str, Any]] = {
     },
     "signed": {"quant_format": QuantFormat.QDQ, "activation_type": QuantType.QInt8},
     "qlinear": {"quant_format": QuantFormat.QOperator, "activation_type": QuantType.QUInt8, "per_channel": True},
+    # Their steps need 9 bits without the zero points.
+    "unsigned": {
+        "quant_format": QuantFormat.QDQ,
+        "activation_type": QuantType.QUInt8,
+        "weight_type": QuantType.QUInt8,
+    },
     # Weights of 7 bits: their zero points are anywhere, and steps without them fit in int8.
     "reduced": {
         "quant_format": QuantFormat.QDQ,
@@ -41,13 +47,13 @@ class _Feeds(CalibrationDataReader):  # type: ignore[misc]
 
 
 def quantise(path: Path, form: str) -> Path:
-    """The model of a file with input x in one of FORMS, "dynamic", or "dynamic_reduced"."""
+    """The model of a file with input x in one of FORMS, "dynamic", "dynamic_unsigned" or "dynamic_reduced"."""
     target = path.with_name(f"{path.stem}_{form}.onnx")
-    if form == "dynamic":
-        quantize_dynamic(path, target, weight_type=QuantType.QInt8)
-        return target
-    if form == "dynamic_reduced":
-        quantize_dynamic(path, target, weight_type=QuantType.QUInt8, reduce_range=True)
+    if form.startswith("dynamic"):
+        kind = QuantType.QInt8 if form == "dynamic" else QuantType.QUInt8
+        products = ["Conv", "MatMul", "Gemm"]  # the tool leaves convolutions out where nobody asks
+        reduced = form == "dynamic_reduced"
+        quantize_dynamic(path, target, products, weight_type=kind, reduce_range=reduced)
         return target
     rng = np.random.default_rng(1)
     shape = [d.dim_value for d in onnx.load(path).graph.input[0].type.tensor_type.shape.dim][1:]
@@ -56,7 +62,9 @@ def quantise(path: Path, form: str) -> Path:
     return target
 
 
-def save(path: Path, nodes: Sequence[onnx.NodeProto], weights: dict[str, Any], takes: Any, gives: Any) -> Path:
+def save(
+    path: Path, nodes: Sequence[onnx.NodeProto], weights: dict[str, Any], takes: Any, gives: Any, opset: int = 17
+) -> Path:
     """A model with input x and output y. takes, gives: shapes, or pairs of an element type and a shape."""
 
     def port(name: str, described: Any) -> onnx.ValueInfoProto:
@@ -65,7 +73,7 @@ def save(path: Path, nodes: Sequence[onnx.NodeProto], weights: dict[str, Any], t
 
     constants = [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()]
     graph = helper.make_graph(nodes, "net", [port("x", takes)], [port("y", gives)], constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     onnx.checker.check_model(model)
     onnx.save(model, path)
     return path
@@ -102,6 +110,22 @@ def image_net(path: Path) -> Path:
     weights: dict[str, Any] = {k: (rng.standard_normal(s) * 0.2).astype(np.float32) for k, s in shapes.items()}
     weights |= {"low": np.float32(0), "high": np.float32(6)}
     return save(path, nodes, weights, ["n", 3, 26, 26], ["n", 10])
+
+
+def grouped_net(path: Path) -> Path:
+    """Groups that fill vectors and that do not, strided, pointwise, and with two outputs for each input."""
+    rng, node = np.random.default_rng(0), helper.make_node
+    nodes = [
+        node("Conv", ["x", "w0", "b0"], ["c0"], group=6, pads=[1, 1, 1, 1], strides=[2, 2]),
+        node("Relu", ["c0"], ["r0"]),
+        node("Conv", ["r0", "w1"], ["c1"], group=3),
+        node("Relu", ["c1"], ["r1"]),
+        node("Conv", ["r1", "w2", "b2"], ["c2"], group=48, pads=[1, 1, 1, 1]),
+        node("Softsign", ["c2"], ["y"]),
+    ]
+    shapes = {"w0": (96, 4, 3, 3), "b0": (96,), "w1": (48, 32, 1, 1), "w2": (96, 1, 3, 3), "b2": (96,)}
+    weights = {k: (rng.standard_normal(s) * 0.2).astype(np.float32) + np.float32(0.1) for k, s in shapes.items()}
+    return save(path, nodes, weights, ["n", 24, 8, 7], ["n", 96, 4, 4])
 
 
 def dense_net(path: Path) -> Path:

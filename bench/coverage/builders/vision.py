@@ -8,6 +8,7 @@ from typing import Any
 from bench.coverage.exported import Built
 
 SIZE = 64  # height and width of an image where an entry states none
+FRAMES = 8  # of a clip, likewise
 
 
 def classification(name: str, facts: Mapping[str, Any]) -> Built:
@@ -46,6 +47,34 @@ def detection(name: str, facts: Mapping[str, Any]) -> Built:
             return tuple(self.model([image[0]])[0].values())
 
     return Built(OneImage(), {"image": torch.rand(1, 3, size, size)}, batch=False)
+
+
+def video(name: str, facts: Mapping[str, Any]) -> Built:
+    import torch
+    import torchvision
+
+    size, frames = facts.get("size", SIZE), facts.get("frames", FRAMES)
+    model = torchvision.models.get_model(name, weights=None, **facts.get("settings", {}))
+    return Built(model, {"clip": torch.randn(2, 3, frames, size, size)})
+
+
+def flow(name: str, facts: Mapping[str, Any]) -> Built:
+    """The last of two refinements of the flow between two images."""
+    import torch
+    import torchvision
+
+    size = facts.get("size", SIZE)
+    model = torchvision.models.get_model(name, weights=None)
+
+    class LastFlow(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, first: Any, second: Any) -> Any:
+            return self.model(first, second, num_flow_updates=2)[-1]
+
+    return Built(LastFlow(), {"first": torch.rand(1, 3, size, size), "second": torch.rand(1, 3, size, size)}, False)
 
 
 def timm(name: str, facts: Mapping[str, Any]) -> Built:

@@ -62,6 +62,8 @@ class QuantisedProductParameters(IntegerParameters):
     between: str = ""  # the type that the result is rounded to before the addend; empty: it is not
     last: str = "none"  # activation behind the addend
     dynamic: bool = False  # the second and third input are scale and zero point of the first
+    groups: int = 1  # of a convolution: columns read the channels of their group alone
+    wide: bool = False  # whether weights need 9 bits without their zero points: they are int16, within 8 bits of those
 
 
 @dataclass(frozen=True, slots=True)

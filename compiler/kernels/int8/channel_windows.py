@@ -30,8 +30,8 @@ UNROLLED = 9  # taps, up to which a window without checks is straight-line code
 
 
 class QuantisedDepthwise:
-    """inputs: x (N, C, H, W) of 8 bits in one block[, residual]; weights: weight (taps, C) int8, and as of
-    `QuantisedProduct`.
+    """inputs: x (N, C, H, W) of 8 bits in one block[, scale, zero point][, residual]; weights: weight (taps, C) of int8
+    or int16, and as of `QuantisedProduct`.
 
     >>> QuantisedDepthwise.__name__
     'QuantisedDepthwise'
@@ -48,18 +48,19 @@ class QuantisedDepthwise:
         weights = [taps, *epilogue_weights(spec, LANES)]
 
         def body(*buffers: Any) -> None:
-            W, numbers, width = buffers[len(spec.inputs)], buffers[-2], y.shape[1]
-            residual = flatten_to_rows(buffers[1], width) if parameters.addend is Addend.RESIDUAL else None
+            count, numbers, width = len(spec.inputs), buffers[-2], y.shape[1]
+            W, dynamic = buffers[count], parameters.dynamic
+            residual = flatten_to_rows(buffers[count - 1], width) if parameters.addend is Addend.RESIDUAL else None
             output = flatten_to_rows(buffers[-1], width)
-            rest = buffers[len(spec.inputs) + 1 : -1]
-            epilogue = QuantisedEpilogue(output, residual, rest, None, parameters, width)
+            rest, scale = buffers[count + 1 : -1], buffers[1] if dynamic else None
+            epilogue = QuantisedEpilogue(output, residual, rest, scale, parameters, width)
             walk = _Walk(spec, window, buffers[0], int(point["rows"]))
 
             def begin() -> Expr:
                 return T.broadcast(T.int32(0), LANES)
 
             def step(sums: Expr, steps: Expr, tap: Expr, channel: Expr) -> Expr:
-                zero = T.broadcast(T.cast(numbers[PADDING], "int32"), LANES)
+                zero = T.broadcast(T.cast(buffers[2][0] if dynamic else numbers[PADDING], "int32"), LANES)
                 return sums + (T.cast(steps, "int32x16") - zero) * W[tap, ramp(channel)]
 
             walk.emit("int32x16", begin, step, epilogue.store)

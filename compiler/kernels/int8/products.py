@@ -42,8 +42,10 @@ class QuantisedProduct:
     """inputs: x (M, K) uint8 or int8[, scale (), zero point ()][, residual (M, N)]; output (M, N) of 8 bits or fp32.
 
     Of "conv2d_int8" x, residual and output are (N, C, H, W) in one block of all channels. weights: weight (K, N) int8,
-    K over rows and columns of the window and then channels; scale, bias[, added] (N); input, output, between, residual:
-    scale and zero point. Parameters: `QuantisedProductParameters`.
+    K over rows and columns of the window and then channels of a group; of wide weights int16, and "weight_zero" (N)
+    int32 with all weights - weight_zero in int8; scale, bias[, added] (N); input, output, between, residual: scale and
+    zero point. Parameters: `QuantisedProductParameters`. Of several groups each has a multiple of 4 channels and of 16
+    columns.
 
     >>> x, y = Activation("x", "uint8", (-1, 64)), Activation("y", "uint8", (-1, 32))
     >>> spec = LayerSpec("d", "matmul_int8", (x,), (y,), {}, 0, 8, QuantisedProductParameters("relu"))
@@ -52,16 +54,17 @@ class QuantisedProduct:
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        parameters = spec.parameters_as(QuantisedProductParameters)
         rows, width = rows_and_width(spec.outputs[0])
-        rows, vectors = spec.most(rows), -(-width // LANES)
-        window = spec.parameters_as(QuantisedProductParameters).window
+        window, groups = parameters.window, parameters.groups
+        rows, vectors = spec.most(rows), -(-width // groups // LANES)
         gathered = window is not None and not window.is_point
         depth = prod(window.kernel) * spec.inputs[0].shape[1] if window else 0
         found: list[Point] = []
         for columns, tile in AVX512_TILES if "avx512" in features else AVX2_TILES:
             if tile > max(rows, 1) or columns > vectors:
                 continue
-            panels = -(-vectors // columns)
+            panels = groups * -(-vectors // columns)
             for tall in (4, 1, 16):
                 if tall > 1 and (tile * tall >= 2 * rows or (gathered and tile * tall * depth > MOST_SCRATCH)):
                     continue
@@ -73,7 +76,7 @@ class QuantisedProduct:
         columns, rows, tall, panels = (int(point[name]) for name in ("columns", "rows", "tall", "panels"))
         panel, step = columns * LANES, rows * tall
         packed, start = pack_quads(spec, panel)
-        weights = [packed, start, *epilogue_weights(spec, panel)]
+        weights = [packed, start, *_wide_weights(spec, panel), *epilogue_weights(spec, panel)]
 
         def body(*buffers: Any) -> None:
             with import_int8_dot(features):
@@ -89,15 +92,36 @@ class QuantisedProduct:
 def pack_quads(spec: LayerSpec, panel: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Weights (panels, K / 4, panel) of four bytes each, and what the sums start from: the zero point's share, negated.
 
-    A dynamic layer learns the zero point when it runs: its sums start from minus the weights' sums times that.
+    A dynamic layer learns the zero point when it runs: its sums start from minus the weights' sums times that. Panels
+    of one group follow another's.
     """
-    weight = pad_axis(pad_axis(spec.weights["weight"], 0, QUAD), 1, panel)
+    parameters, weight = spec.parameters_as(QuantisedProductParameters), spec.weights["weight"]
+    sums = -weight.astype(np.int64).sum(0)
+    if not parameters.dynamic:
+        sums *= quantum(spec, "input")[1] + (128 if spec.inputs[0].dtype == "int8" else 0)
+    if parameters.wide:
+        weight = (weight - spec.weights["weight_zero"]).astype(np.int8)
+    groups = np.split(pad_axis(weight, 0, QUAD), parameters.groups, axis=1)
+    weight = np.concatenate([pad_axis(group, 1, panel) for group in groups], axis=1)
     quads = weight.reshape(len(weight) // QUAD, QUAD, -1, panel).transpose(2, 0, 3, 1)
     packed = np.ascontiguousarray(quads).view(np.int32)[..., 0]
-    sums = -weight.astype(np.int64).sum(0)
-    if not spec.parameters_as(QuantisedProductParameters).dynamic:
-        sums *= quantum(spec, "input")[1] + (128 if spec.inputs[0].dtype == "int8" else 0)
-    return packed, sums.astype(np.int32)
+    return packed, _columns(sums, panel, parameters.groups)
+
+
+def _columns(values: NDArray[Any], panel: int, groups: int) -> NDArray[np.int32]:
+    """Numbers of columns, and zeros as far as the last panel of the last group reaches."""
+    return np.pad(values, (0, -(len(values) // groups) % panel)).astype(np.int32)
+
+
+def _wide_weights(spec: LayerSpec, panel: int) -> list[NDArray[np.int32]]:
+    """Of wide weights: what the sum of a row of inputs is to be multiplied by for each column, and the ones by which
+    that sum is a product too: four in each step of the reduction, zeros behind its end.
+    """
+    parameters = spec.parameters_as(QuantisedProductParameters)
+    if not parameters.wide:
+        return []
+    ones = pad_axis(np.ones(len(spec.weights["weight"]), np.int8), 0, QUAD).view(np.int32)
+    return [_columns(spec.weights["weight_zero"], panel, parameters.groups), ones]
 
 
 class _ProductCode:
@@ -110,8 +134,10 @@ class _ProductCode:
         x, y, self.width = buffers[0], buffers[-1], spec.outputs[0].physical[-1]
         count = len(spec.inputs)
         self.W, self.start, *rest = buffers[count:-1]
+        self.wide, rest = (rest[:2], rest[2:]) if self.parameters.wide else ([], rest)
         self.numbers = rest[-1]
-        self.window = self.parameters.window
+        self.window, self.groups = self.parameters.window, self.parameters.groups
+        self.of_group = self.width // self.groups  # columns
         self.gathered = self.window is not None and not self.window.is_point
         self.X = x if len(x.shape) == 2 else flatten_to_rows(x, int(x.shape[-1]))
         self.source = flatten(x) if self.gathered else None
@@ -130,6 +156,7 @@ class _ProductCode:
         groups, chunks = -(-self.panels // self.taken), T.ceildiv(total, step)
         with T.parallel(0, groups * chunks) as task:
             self.sums = T.alloc_buffer((self.rows * self.columns,), "int32x16", scope="local")
+            self.row_sums: Any = T.alloc_buffer((self.rows,), "int32x16", scope="local") if self.wide else None
             self.finished = allocate_scratch((self.rows, self.panel), "int32")
             group, chunk = T.bind(task // chunks), T.bind(task % chunks)
             first = T.bind(chunk * step)
@@ -150,44 +177,61 @@ class _ProductCode:
     def _gather(self, first: Expr, count: Expr) -> Any:
         assert self.window is not None
         x, y = self.spec.inputs[0], self.spec.outputs[0]
-        rows = allocate_scratch((self.step, -(-self.depth // QUAD) * QUAD), x.dtype)
-        padding = T.bind(T.cast(T.cast(self.numbers[PADDING], "int32"), x.dtype))
+        rows = allocate_scratch((self.step, -(-self.depth * self.groups // QUAD) * QUAD), x.dtype)
+        zero = T.cast(self.numbers[PADDING], "int32") if self.zero is None else self.zero[0]
+        padding = T.bind(T.cast(zero, x.dtype))
         copy_windows(self.source, rows, padding, (x, y), self.window, first, count)
         return rows
 
     def _tile(self, source: Any, begin: Expr, panel: Expr, first: Expr, row: Expr, count: int) -> None:
         """`count` rows, from `row` of the task on, times the panel."""
-        sums, columns = self.sums, self.columns
+        sums, row_sums, columns = self.sums, self.row_sums, self.columns
+        panels = self.panels // self.groups  # of a group
+        group, within = T.bind(panel // panels), T.bind(panel % panels * self.panel)
+        left = T.bind(group * self.of_group + within)  # the first column
         for c in range(columns):
-            start = T.bind(self._start(panel, c))
+            start = T.bind(self._start(left + c * LANES))
             for r in range(count):
                 T.buffer_store(sums, start, [r * columns + c])
+        for r in range(count if self.wide else 0):
+            T.buffer_store(row_sums, T.broadcast(T.int32(0), LANES), [r])
 
-        def step(k: Expr, size: int) -> None:
+        def step(k: Expr, at: Expr, size: int) -> None:
+            """at: where the inputs of a row lie."""
             weights = [T.bind(self.W[panel, k, ramp(c * LANES)]) for c in range(columns)]
+            ones = T.bind(T.broadcast(self.wide[1][k], LANES)) if self.wide else None
             for r in range(count):
-                value = T.bind(broadcast_quad(source, begin + row + r, k * QUAD, count=size))
+                value = T.bind(broadcast_quad(source, begin + row + r, at, count=size))
                 for c in range(columns):
-                    at = r * columns + c
-                    T.buffer_store(sums, add_quads(sums[at], value, weights[c]), [at])
+                    place = r * columns + c
+                    T.buffer_store(sums, add_quads(sums[place], value, weights[c]), [place])
+                if self.wide:
+                    T.buffer_store(row_sums, add_quads(row_sums[r], value, ones), [r])
 
-        whole = -(-self.depth // QUAD) if self.gathered else self.depth // QUAD
-        if whole:
-            with T.serial(0, whole) as k:
-                step(k, QUAD)
-        if not self.gathered and self.depth % QUAD:
-            step(T.int32(whole), self.depth % QUAD)
+        if self.groups > 1:
+            channels = self.spec.inputs[0].shape[1]
+            each = channels // self.groups // QUAD
+            with T.grid(self.depth // (each * QUAD), each) as (tap, quad):
+                step(tap * each + quad, tap * channels + (group * each + quad) * QUAD, QUAD)
+        else:
+            whole = -(-self.depth // QUAD) if self.gathered else self.depth // QUAD
+            if whole:
+                with T.serial(0, whole) as k:
+                    step(k, k * QUAD, QUAD)
+            if not self.gathered and self.depth % QUAD:
+                step(T.int32(whole), T.int32(whole * QUAD), self.depth % QUAD)
         for r in range(count):
             for c in range(columns):
-                T.buffer_store(self.finished, sums[r * columns + c], [r, ramp(c * LANES)])
+                value = sums[r * columns + c]
+                if self.wide:
+                    value = value + row_sums[r] * self.wide[0][ramp(left + c * LANES)]
+                T.buffer_store(self.finished, value, [r, ramp(c * LANES)])
         # A loop: unrolled, the epilogue would stand in the code once for each vector of the tile.
-        with T.grid(count, columns) as (r, c):
-            column = T.bind(panel * self.panel + c * LANES)
-            with when(column < self.width):
-                self.epilogue.store(T.bind(self.finished[r, ramp(c * LANES)]), first + row + r, column)
+        with T.grid(count, columns) as (r, c), when(within + c * LANES < self.of_group):
+            self.epilogue.store(T.bind(self.finished[r, ramp(c * LANES)]), first + row + r, T.bind(left + c * LANES))
 
-    def _start(self, panel: Expr, c: int) -> Expr:
-        start = self.start[ramp(panel * self.panel + c * LANES)]
+    def _start(self, column: Expr) -> Expr:
+        start = self.start[ramp(column)]
         if self.zero is None:
             return start
         shift = 128 if self.spec.inputs[0].dtype == "int8" else 0

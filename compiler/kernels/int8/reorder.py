@@ -18,7 +18,8 @@ CHUNK = 4096  # elements of a task
 
 
 class QuantisedReorder:
-    """input and output: one tensor, (N, C, H, W) of 8 bits in one block of all channels, any other row-major.
+    """input and output: one tensor, (N, C, H, W) of 8 bits or, of "reorder", float32, in one block of all
+    channels, any other row-major.
 
     weights: output (of "quantise") or input (of "dequantise"), scale and zero point.
 
@@ -48,6 +49,8 @@ class QuantisedReorder:
 def _changed(value: Expr, numbers: Any, dtypes: tuple[str, str], count: int) -> Expr:
     source, target = dtypes
     wide = f"x{count}" if count > 1 else ""
+    if source == target:
+        return value
     if target == "float32":
         steps = T.cast(T.cast(value, f"int32{wide}"), f"float32{wide}")
         return (steps - broadcast(numbers[PADDING], count)) * broadcast(numbers[PADDING + 1], count)

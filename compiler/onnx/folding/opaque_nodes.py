@@ -1,7 +1,8 @@
 """Nodes whose tensors have no shape that can be told before a query runs: they become one node with a graph inside.
 
 What the operators of detection heads and computed axes give depends on values. Such tensors are left to ONNX Runtime,
-as long as everything that leaves them has a shape that is known, or that the file states.
+as long as everything that leaves them has a shape that is known, or that the file states. So are floats of 16 bits and
+less.
 """
 
 from __future__ import annotations
@@ -9,15 +10,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
 from veltair.compiler.onnx.constants import captured_names
 
 OWN_DOMAIN, OPAQUE = "veltair", "OnnxRuntime"  # OnnxRuntime(…): its graph `body`; the doc string says why
+NARROW_FLOATS = {  # element types of tensors that nothing of ours computes
+    TensorProto.FLOAT16: "float16",
+    TensorProto.BFLOAT16: "bfloat16",
+    TensorProto.FLOAT8E4M3FN: "float8e4m3fn",
+    TensorProto.FLOAT8E4M3FNUZ: "float8e4m3fnuz",
+    TensorProto.FLOAT8E5M2: "float8e5m2",
+    TensorProto.FLOAT8E5M2FNUZ: "float8e5m2fnuz",
+}
 
 
 def is_opaque(node: onnx.NodeProto) -> bool:
     return bool(node.domain == OWN_DOMAIN and node.op_type == OPAQUE)
+
+
+def narrow_floats(nodes: Sequence[onnx.NodeProto], kinds: Mapping[str, int]) -> dict[str, str]:
+    """Why nothing of ours computes a tensor, of those that are floats of 8 or 16 bits.
+
+    kinds: element types of the tensors that are not known before a query runs.
+
+    >>> narrow_floats([helper.make_node("Cast", ["x"], ["y"], "c", to=10)], {"y": TensorProto.FLOAT16})
+    {'y': "node 'c': Cast gives float16"}
+    """
+    return {
+        name: f"node {node.name!r}: {node.op_type} gives {NARROW_FLOATS[kinds[name]]}"
+        for node in nodes
+        for name in node.output
+        if kinds.get(name) in NARROW_FLOATS
+    }
 
 
 def read_names(node: onnx.NodeProto) -> set[str]:

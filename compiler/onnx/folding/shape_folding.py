@@ -17,7 +17,9 @@ from onnx import helper
 
 from veltair.compiler.onnx.constants import captured_names, needed_nodes
 from veltair.compiler.onnx.folding.batch_axes import one_row, with_axis_first
-from veltair.compiler.onnx.folding.opaque_nodes import OWN_DOMAIN, is_opaque, join_opaque, wrap_foreign
+from veltair.compiler.onnx.folding.element_wise import BROADCASTING
+from veltair.compiler.onnx.folding.folded_graph import FoldedGraph
+from veltair.compiler.onnx.folding.opaque_nodes import OWN_DOMAIN, is_opaque, join_opaque, narrow_floats, wrap_foreign
 from veltair.compiler.onnx.folding.row_numbers import ROWS, keep_apart
 from veltair.compiler.onnx.folding.sample_labels import keeps_samples_apart
 from veltair.compiler.onnx.folding.shape_arguments import restate
@@ -32,26 +34,6 @@ from veltair.types import TensorSpec
 
 BATCHES = (7, 11)  # the sample sizes: what differs between them depends on the batch
 INITIAL_STATES = (5, 6)  # inputs of recurrent operators
-BROADCASTING = {
-    *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "PRelu", "MatMul"),
-    *("And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
-}
-
-
-@dataclass(slots=True)
-class FoldedGraph:
-    """What is left of a graph: nodes in topological order, constants, and every tensor's type and shape.
-
-    >>> FoldedGraph([], {}, {}).nodes
-    []
-    """
-
-    nodes: list[onnx.NodeProto]
-    constants: dict[str, Array]
-    values: dict[str, TensorSpec]
-    outputs: tuple[str, ...] = ()  # those that are computed, in order
-    sized: Mapping[str, Port] = field(default_factory=dict)  # outputs whose extents values decide (`sized_outputs`)
-    mergeable: bool = True  # whether each sample of a batch reads its own rows, whatever indices clients give
 
 
 def fold_shapes(
@@ -79,14 +61,22 @@ def fold_shapes(
         constants = {**constants, **added}
         propagation, facts = _propagate(proto, constants, dynamic, path, fallback=fallback)
     given, outputs = propagation.nodes, {output.name for output in proto.graph.output}
-    if opaque := propagation.opaque:
-        # Of tensors that nobody outside reads, the values are not kept.
-        computed = {n for n, f in facts.items() if f.values is not None and (not f.values or f.constant is None)}
-        given = join_opaque(given, opaque, facts.keys(), computed, outputs)
-    given = list(wrap_foreign(given, facts.keys(), outputs))
-    facts = dict(facts)  # the folding adds to them
-    folding = _Folding(facts, dict(constants) | propagation.constants, _opsets(proto)[""], max_batch, path)
-    rewritten = [*folding.nodes(given), *folding.outputs(outputs)]
+    kinds = {n: f.types[0].kind for n, f in facts.items() if f.values is None} if fallback else {}
+    opaque = propagation.opaque | narrow_floats(given, kinds)
+    # Of tensors that nobody outside reads, the values are not kept.
+    computed = {n for n, f in facts.items() if f.values is not None and (not f.values or f.constant is None)}
+    while True:
+        joined = join_opaque(given, opaque, facts.keys(), computed, outputs) if opaque else given
+        joined = list(wrap_foreign(joined, facts.keys(), outputs))
+        known = dict(facts)  # the folding adds to them
+        folding = _Folding(known, dict(constants) | propagation.constants, _opsets(proto)[""], max_batch, path)
+        rewritten = [*folding.nodes(joined), *folding.outputs(outputs)]
+        if not folding.unsupplied:
+            break
+        if not fallback or folding.unsupplied.keys() <= opaque.keys():
+            raise ModelError(f"{path}: {next(iter(folding.unsupplied.values()))}")
+        opaque |= folding.unsupplied
+    facts = known
     nodes = needed_nodes(folding.renamed(rewritten), outputs)
     named = outputs.union(*([value.name] for value in proto.graph.input), *(node.output for node in nodes))
     values = {name: tensor_spec(name, facts[name], path) for name in facts if name in named}
@@ -165,6 +155,7 @@ class _Folding:
     max_batch: int
     path: Path
     tables: dict[str, str] = field(default_factory=dict)  # output of a ConstantRows node -> its table
+    unsupplied: dict[str, str] = field(default_factory=dict)  # output of a node that cannot be given its inputs -> why
 
     def nodes(self, nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
         """The nodes that compute what is not known, with ConstantRows nodes in front of their first readers."""
@@ -223,10 +214,11 @@ class _Folding:
             return
         found = list(self._rows_along_an_axis(name, facts))
         if not found:
-            raise ModelError(
-                f"{self.path}: node {node.name!r}: {node.op_type} reads {name!r}, which is computed from the batch; "
+            reason = (
+                f"node {node.name!r}: {node.op_type} reads {name!r}, which is computed from the batch; "
                 "expected a constant, rows that repeat or count, or a shape"
             )
+            self.unsupplied |= dict.fromkeys(node.output, reason)
         yield from found
 
     def _rows_along_an_axis(self, name: str, facts: TensorFacts) -> Iterator[onnx.NodeProto]:

@@ -1,4 +1,6 @@
-"""Dynamic quantisation, as the exporters of text models write it: DynamicQuantizeLinear, MatMulInteger, Cast, Mul."""
+"""Dynamic quantisation, as the exporters of text models write it: DynamicQuantizeLinear, MatMulInteger or
+ConvInteger, Cast, Mul.
+"""
 
 from __future__ import annotations
 
@@ -10,34 +12,33 @@ import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.graph.model_view import ModelView
-from veltair.compiler.patterns.quantised.quantum import centred_steps
+from veltair.compiler.patterns.quantised.integer_weights import IntegerWeight, centred_weight
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicProduct:
-    """x @ weight as floats: (x - x_zero) @ weight * x_scale * scale."""
+    """x @ weight as floats: (x - x_zero) @ weight * x_scale; of a convolution likewise."""
 
     x: str
     x_scale: str
     x_zero: str
-    weight: NDArray[np.int8]  # (depth, columns)
-    scale: NDArray[np.float32]  # (columns)
+    weight: IntegerWeight  # (depth, columns), or (columns, channels, rows, columns of a window)
     output: str
     nodes: tuple[onnx.NodeProto, ...]  # in order
 
 
 def dynamic_product(node: onnx.NodeProto, view: ModelView) -> DynamicProduct | None:
-    """The product that a MatMulInteger with constant weights is a part of."""
+    """The product that a MatMulInteger or ConvInteger with constant weights is a part of."""
     maker, weight = view.makers.get(node.input[0]), view.constants.get(node.input[1])
-    if maker is None or maker.op_type != "DynamicQuantizeLinear" or weight is None or weight.ndim != 2:
+    if maker is None or maker.op_type != "DynamicQuantizeLinear" or weight is None or weight.ndim not in (2, 4):
         return None
+    maps = node.op_type == "ConvInteger"
+    axis = 0 if maps else weight.ndim - 1  # of columns
+    count = weight.shape[axis]
     if len(node.input) < 3 or node.input[0] != maker.output[0] or node.input[2] != maker.output[2]:
         return None
     zero = view.constants.get(node.input[3]) if len(node.input) > 3 and node.input[3] else np.zeros(1, weight.dtype)
-    if zero is None or zero.size not in (1, weight.shape[1]) or zero.ndim > 1:
-        return None
-    steps = centred_steps(weight, zero)
-    if steps is None:
+    if zero is None or zero.size not in (1, count) or zero.ndim > 1:
         return None
     cast = view.only_user(node.output[0])
     product = view.only_user(cast.output[0]) if cast is not None and cast.op_type == "Cast" else None
@@ -45,15 +46,15 @@ def dynamic_product(node: onnx.NodeProto, view: ModelView) -> DynamicProduct | N
         return None
     factor = next(name for name in (*product.input, "") if name != cast.output[0])
     scale = _scale(factor, maker.output[1], view)
-    if scale is None or scale.size not in (1, weight.shape[1]) or scale.ndim > 2:
+    if scale is None or scale.size not in (1, count) or scale.ndim > len(view.shape_of(product.output[0])):
         return None
-    if scale.size > 1 and scale.shape[-1] != scale.size:
+    if scale.size > 1 and scale.shape[-3 if maps else -1 :] != ((count, 1, 1) if maps else (count,)):
         return None
-    columns = np.broadcast_to(scale.reshape(-1).astype(np.float32), weight.shape[1:]).copy()
+    found = centred_weight(weight, zero, scale.reshape(-1).astype(np.float32), axis)
     names = maker.output[1], maker.output[2]
     scaling = [view.makers[factor]] if factor != maker.output[1] and view.only_user(factor) is product else []
     nodes = (node, cast, *scaling, product)
-    return DynamicProduct(maker.output[0], *names, np.ascontiguousarray(steps), columns, product.output[0], nodes)
+    return DynamicProduct(maker.output[0], *names, found, product.output[0], nodes)
 
 
 def _scale(factor: str, x_scale: str, view: ModelView) -> NDArray[Any] | None:

@@ -17,10 +17,10 @@ from veltair.compiler.graph.parameters.quantised import Window
 from veltair.compiler.onnx.node_attributes import attribute, padding
 from veltair.compiler.patterns.activations import activation_behind
 from veltair.compiler.patterns.quantised.dynamic import dynamic_product
+from veltair.compiler.patterns.quantised.integer_weights import IntegerWeight, integer_weight, join_groups
 from veltair.compiler.patterns.quantised.quantum import (
     QuantisedTensor,
     Quantum,
-    centred_steps,
     dequantised,
     quantised_behind,
 )
@@ -33,12 +33,14 @@ class ProductMatch:
     name: str
     x: str  # the tensor of 8 bits
     quantum: Quantum | None  # of x; None where it is computed
-    weight: NDArray[np.int8]  # (depth, columns); of a depthwise convolution (taps, channels)
+    weight: NDArray[Any]  # (depth, columns); of a depthwise convolution (taps, channels); int8, or int16 with zeros
     scale: NDArray[np.float32]  # of a column
     bias: NDArray[np.float32]
     output: str
+    weight_zero: NDArray[np.int32] | None = None  # of each column, where weights need 9 bits
     window: Window | None = None
     depthwise: bool = False
+    groups: int = 1
     first: str = "none"
     between: Quantum | None = None
     added: NDArray[np.float32] | None = None
@@ -61,91 +63,119 @@ def find_quantised_products(view: ModelView) -> Matches:
         elif node.op_type in ("MatMul", "Gemm"):
             found = _dense(node, view)
         elif node.op_type == "MatMulInteger":
-            dynamic = dynamic_product(node, view)
-            if dynamic is not None:
-                nodes = list(dynamic.nodes)
-                weight, scale = dynamic.weight, dynamic.scale
-                bias = np.zeros(weight.shape[1], np.float32)
-                names = (dynamic.x_scale, dynamic.x_zero)
-                found = ProductMatch(node.name, dynamic.x, None, weight, scale, bias, dynamic.output, dynamic=names)
-        if found is None:
-            continue
-        found = _with_epilogue(found, nodes, matches, view)
-        if found.window is not None and found.rounded is None:
-            continue  # feature maps of floats are in blocks
-        matches.add(nodes[-1], found, nodes[:-1])
+            found = _dynamic_dense(node, nodes, view)
+        elif node.op_type == "ConvInteger":
+            found = _dynamic_convolution(node, nodes, view)
+        if found is not None:
+            found = _with_epilogue(found, nodes, matches, view)
+            matches.add(nodes[-1], found, nodes[:-1])
     return matches
 
 
-def signed_weight(name: str, view: ModelView) -> tuple[NDArray[np.int8], NDArray[np.float32], int] | None:
-    """Steps without their zero points, scales and their axis of a constant; None where the steps need over 8 bits."""
-    constant = view.model.quantised.get(name)
-    if constant is None or name not in view.constants:
-        return None
-    zero = constant.zero
-    if zero.size > 1:
-        if zero.size != constant.steps.shape[constant.axis]:
-            return None
-        zero = zero.reshape(zero.shape + (1,) * (constant.steps.ndim - 1 - constant.axis))
-    steps = centred_steps(constant.steps, zero)
-    return None if steps is None else (steps, constant.scale, constant.axis)
-
-
 def _convolution(node: onnx.NodeProto, view: ModelView) -> ProductMatch | None:
-    x, found = dequantised(node.input[0], view), signed_weight(node.input[1], view)
+    x, weight = dequantised(node.input[0], view), integer_weight(node.input[1], view)
     bias = view.constants.get(node.input[2]) if len(node.input) > 2 and node.input[2] else np.zeros(1, np.float32)
-    shape, out = view.shape_of(node.input[0]), view.shape_of(node.output[0])
-    if x is None or found is None or bias is None or len(shape) != 4:
+    if x is None or weight is None or bias is None:
         return None
-    weight, scale, axis = found
-    channels, each, kh, kw = weight.shape
-    group = attribute(node, "group", 1)
-    depthwise = group == shape[1] == channels and group > 1
-    if (group > 1 and not depthwise) or (scale.size > 1 and axis != 0):
+    found = _windows(node, weight, view)
+    if found is None:
+        return None
+    scale = found.scale * np.float32(x.quantum.scale)
+    return replace(found, x=x.name, quantum=x.quantum, scale=scale, bias=_columns(bias.reshape(-1), scale.size))
+
+
+def _dynamic_convolution(node: onnx.NodeProto, nodes: list[onnx.NodeProto], view: ModelView) -> ProductMatch | None:
+    dynamic = dynamic_product(node, view)
+    found = _windows(node, dynamic.weight, view) if dynamic is not None else None
+    if dynamic is None or found is None:
+        return None
+    nodes[:] = dynamic.nodes
+    return replace(found, x=dynamic.x, output=dynamic.output, dynamic=(dynamic.x_scale, dynamic.x_zero))
+
+
+def _windows(node: onnx.NodeProto, given: IntegerWeight, view: ModelView) -> ProductMatch | None:
+    """A convolution of steps without their scale, and without a bias."""
+    shape, out = view.shape_of(node.input[0]), view.shape_of(node.output[0])
+    weight = given.for_columns(0, len(given.steps))
+    if weight is None or len(shape) != 4:
+        return None
+    channels, each, *kernel = weight.steps.shape
+    groups = attribute(node, "group", 1)
+    if each * groups != shape[1] or channels % groups:
         return None
     strides, dilations = (tuple(attribute(node, name, [1, 1])) for name in ("strides", "dilations"))
-    pads = padding(node, shape[2:], out[2:], (kh, kw), strides, dilations)
+    pads = padding(node, shape[2:], out[2:], tuple(kernel), strides, dilations)
     if min(pads) < 0:
         return None
-    rows = weight.transpose(2, 3, 1, 0).reshape(kh * kw * each, channels)
+    depthwise = groups == shape[1] == channels and groups > 1
+    rows = weight.steps.transpose(2, 3, 1, 0).reshape(-1, channels)
+    if groups > 1 and not depthwise:
+        joined = join_groups(weight.steps, groups)
+        if joined is None:
+            return None
+        rows, groups = joined
     return ProductMatch(
         node.name,
-        x.name,
-        x.quantum,
+        node.input[0],
+        None,
         np.ascontiguousarray(rows),
-        _columns(scale * np.float32(x.quantum.scale), channels),
-        _columns(bias.reshape(-1), channels),
+        _columns(weight.scale, channels),
+        np.zeros(channels, np.float32),
         node.output[0],
-        window=Window((kh, kw), strides, dilations, tuple(pads)),
-        depthwise=depthwise,
+        weight.zero,
+        Window((kernel[0], kernel[1]), strides, dilations, tuple(pads)),
+        depthwise,
+        1 if depthwise else groups,
     )
 
 
 def _dense(node: onnx.NodeProto, view: ModelView) -> ProductMatch | None:
-    x, found = dequantised(node.input[0], view), signed_weight(node.input[1], view)
-    if x is None or found is None or found[0].ndim != 2 or attribute(node, "transA", 0):
+    x, given = dequantised(node.input[0], view), integer_weight(node.input[1], view)
+    if x is None or given is None or given.steps.ndim != 2 or attribute(node, "transA", 0):
         return None
-    weight, scale, axis = found
+    steps, axis = given.steps, 1
     factor = np.float32(1.0)
     bias: NDArray[Any] | None = np.zeros(1, np.float32)
     if node.op_type == "Gemm":
         factor = np.float32(attribute(node, "alpha", 1.0))
         if attribute(node, "transB", 0):
-            weight, axis = weight.T, 1 - axis
+            steps, axis = steps.T, 0
         if len(node.input) > 2 and node.input[2]:
             bias = view.constants.get(node.input[2])
             bias = None if bias is None else bias * np.float32(attribute(node, "beta", 1.0))
-    columns = weight.shape[1]
-    if bias is None or not _fits(bias, columns) or (scale.size > 1 and axis != 1):
+    columns = steps.shape[1]
+    weight = given.for_columns(axis, columns)
+    if bias is None or not _fits(bias, columns) or weight is None:
         return None
     return ProductMatch(
         node.name,
         x.name,
         x.quantum,
-        np.ascontiguousarray(weight),
-        _columns(scale * factor * np.float32(x.quantum.scale), columns),
+        np.ascontiguousarray(steps),
+        _columns(weight.scale * factor * np.float32(x.quantum.scale), columns),
         _columns(bias.reshape(-1), columns),
         node.output[0],
+        weight.zero,
+    )
+
+
+def _dynamic_dense(node: onnx.NodeProto, nodes: list[onnx.NodeProto], view: ModelView) -> ProductMatch | None:
+    dynamic = dynamic_product(node, view)
+    weight = dynamic.weight.for_columns(1, dynamic.weight.steps.shape[-1]) if dynamic is not None else None
+    if dynamic is None or weight is None or weight.steps.ndim != 2:
+        return None
+    nodes[:] = dynamic.nodes
+    columns = weight.steps.shape[1]
+    return ProductMatch(
+        node.name,
+        dynamic.x,
+        None,
+        np.ascontiguousarray(weight.steps),
+        _columns(weight.scale, columns),
+        np.zeros(columns, np.float32),
+        dynamic.output,
+        weight.zero,
+        dynamic=(dynamic.x_scale, dynamic.x_zero),
     )
 
 
@@ -153,8 +183,8 @@ def _with_epilogue(found: ProductMatch, nodes: list[onnx.NodeProto], taken: Matc
     """The match with what follows it; `nodes` takes the nodes of that."""
     dense = found.window is None
     user = view.only_user(found.output)
-    if dense and user is not None and user.op_type == "Add":
-        added = _constant_operand(user, found.output, found.bias.size, view)
+    if user is not None and user.op_type == "Add":
+        added = _constant_operand(user, found.output, found.bias.size, view, maps=not dense)
         if added is not None:
             nodes.append(user)
             found = replace(found, bias=found.bias + added, output=user.output[0])
@@ -232,9 +262,15 @@ def _activation(name: str, nodes: list[onnx.NodeProto], view: ModelView) -> tupl
     return found.output, found.activation
 
 
-def _constant_operand(node: onnx.NodeProto, name: str, columns: int, view: ModelView) -> NDArray[np.float32] | None:
-    """What a sum adds to each column of a tensor, if that is constant."""
+def _constant_operand(
+    node: onnx.NodeProto, name: str, columns: int, view: ModelView, *, maps: bool = False
+) -> NDArray[np.float32] | None:
+    """What a sum adds to each column of a tensor, or of feature maps to each channel, if that is constant."""
     other = view.constants.get(node.input[1] if node.input[0] == name else node.input[0])
+    if other is not None and maps and other.size > 1:
+        other = (
+            other.reshape(other.shape[-3]) if other.shape[-2:] == (1, 1) and other.shape[-3:-2] == (columns,) else None
+        )
     if other is None or not _fits(other, columns) or other.ndim > len(view.shape_of(name)):
         return None
     return _columns(other.reshape(-1), columns)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
-from veltair.compiler.graph.parameters.quantised import Addend, QuantisedProductParameters
+from veltair.compiler.graph.parameters.quantised import Addend, QuantisedProductParameters, ReorderParameters
 from veltair.compiler.onnx.node_attributes import product_of
 from veltair.compiler.patterns.quantised.boundaries import channels_last
 from veltair.compiler.patterns.quantised.product_match import ProductMatch
@@ -23,6 +23,8 @@ def quantised_product(node: onnx.NodeProto, view: ModelView, builder: GraphBuild
     if found is None:
         return False
     weights: dict[str, NDArray[Any]] = {"weight": found.weight, "scale": found.scale, "bias": found.bias}
+    if found.weight_zero is not None:
+        weights["weight_zero"] = found.weight_zero
     quanta = {"input": found.quantum, "between": found.between, "output": found.rounded}
     weights |= {name: quantum.array for name, quantum in quanta.items() if quantum is not None}
     addend = Addend.NONE
@@ -37,12 +39,15 @@ def quantised_product(node: onnx.NodeProto, view: ModelView, builder: GraphBuild
         found.between.dtype if found.between else "",
         found.last,
         dynamic=found.dynamic is not None,
+        groups=found.groups,
+        wide=found.weight_zero is not None,
     )
     shape, dtype = view.shape_of(found.output), found.rounded.dtype if found.rounded else "float32"
     sides = [found.x] if found.residual is None else [found.x, found.residual.name]
     if found.window is not None:
         inputs = [channels_last(name, view, builder) for name in sides]
-        y = Activation(found.output, dtype, shape, shape[1])
+        name = f"{found.output}/channels_last" if dtype == "float32" else found.output
+        y = Activation(name, dtype, shape, shape[1])
     else:
         depth, columns = found.weight.shape
         rows = product_of(shape[:-1])
@@ -57,6 +62,9 @@ def quantised_product(node: onnx.NodeProto, view: ModelView, builder: GraphBuild
     flops = 2 * int(np.prod(np.abs(y.shape))) * len(found.weight)
     op = "matmul_int8" if found.window is None else "depthwise_int8" if found.depthwise else "conv2d_int8"
     builder.emit(found.name, op, inputs, [y], parameters, weights, flops)
-    if y.name != found.output:
+    if found.window is not None and dtype == "float32":
+        plain = Activation(found.output, dtype, shape)
+        builder.emit(f"{found.name}/plain", "reorder", [y], [plain], ReorderParameters())
+    elif y.name != found.output:
         builder.alias(Activation(found.output, dtype, shape), y.name)
     return True

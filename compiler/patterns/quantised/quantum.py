@@ -80,16 +80,15 @@ def quantised_behind(name: str, view: ModelView) -> tuple[onnx.NodeProto, Quantu
     return (user, quantum) if quantum else None
 
 
-def centred_steps(steps: NDArray[Any], zero: NDArray[Any]) -> NDArray[np.int8] | None:
-    """Steps of 8 bits less their zero points, which are broadcast to them; None where int8 does not hold all of these.
+def centred_steps(steps: NDArray[Any], zero: NDArray[Any]) -> NDArray[np.int8] | NDArray[np.int16]:
+    """Steps of 8 bits less their zero points, which are broadcast to them: in int16 where int8 does not hold all.
 
-    >>> centred_steps(np.array([100, 227], np.uint8), np.array(100, np.uint8)).tolist()
-    [0, 127]
-    >>> centred_steps(np.array([100, 228], np.uint8), np.array(100, np.uint8)) is None
-    True
+    >>> centred_steps(np.array([100, 227], np.uint8), np.array(100, np.uint8))
+    array([  0, 127], dtype=int8)
+    >>> centred_steps(np.array([100, 228], np.uint8), np.array(100, np.uint8)).dtype
+    dtype('int16')
     """
     centred = steps.astype(np.int16) - zero.astype(np.int16)
     held = np.iinfo(np.int8)
-    if centred.size == 0 or centred.min() < held.min or centred.max() > held.max:
-        return None
-    return centred.astype(np.int8)
+    fits = centred.size == 0 or (centred.min() >= held.min and centred.max() <= held.max)
+    return centred.astype(np.int8) if fits else centred

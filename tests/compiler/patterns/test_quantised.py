@@ -14,10 +14,11 @@ from bert import Bert
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
-from quantised_models import dense_net, image_net, quantise, save
+from quantised_models import dense_net, grouped_net, image_net, quantise, save
 from run_kernels import run_graph
 
 from veltair.compiler.graph.layer_graph import LayerGraph
+from veltair.compiler.graph.parameters.quantised import QuantisedProductParameters
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import LOWERING_PHASES, Lowering
 
@@ -55,7 +56,18 @@ def test_a_convolutional_net(tmp_path: Path, form: str) -> None:
         assert greatest_error(path, graph, {"x": x}, batch) < 0.02  # a step of the output
 
 
-@pytest.mark.parametrize("form", ["qlinear", "dynamic", "reduced", "dynamic_reduced"])
+@pytest.mark.parametrize("form", ["qlinear", "unsigned", "dynamic"])
+def test_grouped_convolutions(tmp_path: Path, form: str) -> None:
+    path = quantise(grouped_net(tmp_path / "net.onnx"), form)
+    graph = lowered(path, "bf16" if form == "dynamic" else "fp32")
+    products = [layer.parameters_as(QuantisedProductParameters) for layer in graph.layers if layer.op == "conv2d_int8"]
+    assert [layer.groups for layer in products] == [6, 3, 6]
+    assert {layer.wide for layer in products} == {form == "unsigned"}
+    x = np.random.default_rng(1).standard_normal((3, 24, 8, 7)).astype(np.float32)
+    assert greatest_error(path, graph, {"x": x}, 3) < (1e-5 if form == "dynamic" else 0.02)
+
+
+@pytest.mark.parametrize("form", ["qlinear", "unsigned", "dynamic", "dynamic_unsigned", "reduced", "dynamic_reduced"])
 def test_dense_layers(tmp_path: Path, form: str) -> None:
     path = quantise(dense_net(tmp_path / "net.onnx"), form)
     graph = lowered(path)
@@ -103,27 +115,50 @@ def steps_net(path: Path, zero: int | list[int], dtype: Any = np.int8, reach: in
 
 
 @pytest.mark.parametrize(
-    ("zero", "dtype", "reach", "integers"),
+    ("zero", "dtype", "reach", "wide"),
     [
-        pytest.param(0, np.int8, 255, True, id="signed weights"),
-        pytest.param(128, np.uint8, 255, True, id="unsigned weights around the middle"),
-        pytest.param(3, np.int8, 255, False, id="weights that need 9 bits without their zero point"),
-        pytest.param([3, -20, 90, 0, -128], np.int8, 127, True, id="signed weights with a zero point for each channel"),
-        pytest.param([0, 255, 128, 7, 99], np.uint8, 127, True, id="unsigned ones"),
+        pytest.param(0, np.int8, 255, False, id="signed weights"),
+        pytest.param(128, np.uint8, 255, False, id="unsigned weights around the middle"),
+        pytest.param(3, np.int8, 255, True, id="weights that need 9 bits without their zero point"),
+        pytest.param(
+            [3, -20, 90, 0, -128], np.int8, 127, False, id="signed weights with a zero point for each channel"
+        ),
+        pytest.param([0, 255, 128, 7, 99], np.uint8, 127, False, id="unsigned ones"),
     ],
 )
-def test_steps_as_input_and_output(
-    tmp_path: Path, zero: int | list[int], dtype: Any, reach: int, integers: bool
-) -> None:
+def test_steps_as_input_and_output(tmp_path: Path, zero: int | list[int], dtype: Any, reach: int, wide: bool) -> None:
     path = steps_net(tmp_path / "net.onnx", zero, dtype, reach)
     graph = lowered(path)
-    assert any(layer.op == "conv2d_int8" for layer in graph.layers) == integers
+    products = [layer.parameters_as(QuantisedProductParameters) for layer in graph.layers if layer.op == "conv2d_int8"]
+    assert [layer.wide for layer in products] == [wide]
     x = np.random.default_rng(2).integers(0, 256, (3, 6, 7, 5), np.uint8)
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     found, wanted = run_graph(graph, {"x": x}, 3)[0], session.run(None, {"x": x})[0]
     assert found.dtype == np.uint8
     assert np.abs(found.astype(int) - wanted.astype(int)).max() <= 1
     assert len(np.unique(wanted)) > 50
+
+
+def test_scales_of_half_floats_are_left_to_onnx_runtime(tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", ["x"], ["half"], to=TensorProto.FLOAT16),
+        node("QuantizeLinear", ["half", "s", "z"], ["q"]),
+        node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        node("MatMul", ["d", "w"], ["m"]),
+        node("Cast", ["m"], ["f"], to=TensorProto.FLOAT),
+        node("MatMul", ["f", "v"], ["y"]),
+    ]
+    rng = np.random.default_rng(0)
+    weight, last = rng.standard_normal((16, 8)).astype(np.float16), rng.standard_normal((8, 5)).astype(np.float32)
+    constants = {"s": np.float16(0.02), "z": np.uint8(128), "w": weight, "v": last}
+    path = save(tmp_path / "net.onnx", nodes, constants, ["n", 16], ["n", 5], opset=21)
+    graph = lowered(path)
+    left = [layer.parameters.note for layer in graph.layers if layer.op == "onnxruntime"]
+    assert len(left) == 1
+    assert "gives float16" in left[0]
+    assert graph.layers[-1].op == "matmul"
+    x = rng.standard_normal((3, 16)).astype(np.float32)
+    assert greatest_error(path, graph, {"x": x}, 3) < 1e-5
 
 
 def branches() -> tuple[Sequence[onnx.NodeProto], list[Any]]:

@@ -32,6 +32,7 @@ def product(
     """Extreme weights and inputs are among the random ones: sums that saturate 16 bits occur."""
     rng, window = np.random.default_rng(0), parameters.window
     depth, columns = (x[1] * window.kernel[0] * window.kernel[1], y[1]) if window else (x[-1], y[-1])
+    depth //= parameters.groups
     blocks = (x[1], y[1]) if window else (0, 0)
     inputs = [Activation("x", dtypes[0], x, blocks[0])]
     weights: dict[str, Any] = {
@@ -40,6 +41,9 @@ def product(
         "bias": rng.standard_normal(columns).astype(np.float32),
         "output": np.array([0.04, 60 if dtypes[1] == "uint8" else -20]),
     }
+    if parameters.wide:
+        weights["weight_zero"] = rng.integers(-127, 129, columns).astype(np.int32)
+        weights["weight"] = weights["weight"].astype(np.int16) + weights["weight_zero"].astype(np.int16)
     if parameters.dynamic:
         inputs += [Activation("s", "float32", (1,)), Activation("z", "uint8", (1,))]
     else:
@@ -87,12 +91,20 @@ CASES = {
     ),
     "pointwise": product((-1, 35, 3, 5), (-1, 20, 3, 5), Parameters("none", POINT)),
     "every other place": product((-1, 8, 5, 5), (-1, 20, 3, 3), Parameters("none", STEPPED)),
+    "groups": product((-1, 24, 5, 4), (-1, 96, 5, 4), Parameters("relu", SQUARE, groups=2)),
+    "groups of wide weights at every place": product(
+        (-1, 32, 3, 5), (-1, 64, 3, 5), Parameters("none", POINT, groups=4, wide=True), ("int8", "uint8")
+    ),
+    "wide weights": product((-7, 66), (-7, 33), Parameters("none", wide=True), ("uint8", "float32")),
+    "dynamic wide weights beside the image": product(
+        (-1, 6, 6, 5), (-1, 20, 6, 5), Parameters("none", SQUARE, dynamic=True, wide=True), ("uint8", "float32")
+    ),
     "dilated": product((-1, 6, 7, 7), (-1, 20, 7, 7), Parameters("none", DILATED)),
 }
 
 
 ELSEWHERE = {  # the code around sums is the same on every instruction set
-    "haswell": ("columns and depth that fill nothing", "dynamic", "3x3"),
+    "haswell": ("columns and depth that fill nothing", "dynamic", "3x3", "wide weights"),
     "skylake-avx512": ("signed steps and a residual",),
 }
 

@@ -1,0 +1,51 @@
+"""Nodes that compute with the batch itself are left to ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from onnx_protos import F, model, node, port, run, saved
+from run_kernels import run_graph
+
+from veltair.compiler.onnx.folding.opaque_nodes import is_opaque
+from veltair.compiler.onnx.onnx_model import load_model
+from veltair.compiler.pipeline import lower
+from veltair.errors import ModelError
+
+CONSTANTS = {"zero": np.array(0), "one": np.array(1), "v0": np.array([0])}
+BATCH = [node("Shape", "x", "shape"), node("Gather", "shape zero", "n", axis=0)]
+NODES = {
+    "a share of each sample": [node("Cast", "n", "f", to=F), node("Div", "x f", "d")],
+    "the last sample": [node("Sub", "n one", "at"), node("Gather", "x at", "d", axis=0)],
+    "the first samples of many, as in TimeSformer": [
+        node("Concat", "x x", "twice", axis=0),
+        node("Unsqueeze", "n v0", "end"),
+        node("Slice", "twice v0 end v0", "d"),
+    ],
+}
+
+
+@pytest.mark.parametrize("nodes", NODES.values(), ids=NODES)
+def test_a_node_is_left_to_onnx_runtime(tmp_path: Path, nodes: list[onnx.NodeProto]) -> None:
+    constants = [numpy_helper.from_array(value, name) for name, value in CONSTANTS.items()]
+    every = [*BATCH, *nodes, node("Softplus", "x", "p"), node("Add", "d p", "y")]
+    for each in every:
+        each.name = each.output[0]
+    proto = model(every, [port("x", ["n", 3, 4])], [port("y", None)], constants)
+    path = saved(tmp_path, proto)
+    with pytest.raises(ModelError, match="which is computed from the batch"):
+        load_model(path, fallback=False)
+    loaded = load_model(path)
+    assert not loaded.mergeable  # rows of different samples may mix
+    [joined] = [n for n in loaded.nodes if is_opaque(n)]
+    assert "which is computed from the batch" in joined.doc_string
+    graph = lower(loaded, "fp32")
+    assert sum(layer.op == "onnxruntime" for layer in graph.layers) == 1
+    for batch in (1, 3):
+        feeds = {"x": np.random.default_rng(batch).standard_normal((batch, 3, 4)).astype(np.float32)}
+        for ours, theirs in zip(run_graph(graph, feeds, batch), run(proto, feeds), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
