@@ -203,7 +203,7 @@ def write_artifact(final: Path) -> Iterator[Path]:
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         draft = final.parent / f".{final.name}.{secrets.token_hex(4)}"
-        draft.mkdir()  # readable as the umask says: who serves it is often another user; one of `tempfile` is its maker's
+        draft.mkdir()  # as open as the umask says, since another user may serve it; those of `tempfile` never are
     except OSError as error:
         raise ArtifactError(f"{final}: cannot write there ({error.strerror})") from None
     try:
