@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
@@ -201,7 +202,8 @@ def write_artifact(final: Path) -> Iterator[Path]:
         raise ArtifactError(f"{final}: exists and is no model artifact; it is left alone")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
+        draft = final.parent / f".{final.name}.{secrets.token_hex(4)}"
+        draft.mkdir()  # as open as the umask says, since another user may serve it; those of `tempfile` never are
     except OSError as error:
         raise ArtifactError(f"{final}: cannot write there ({error.strerror})") from None
     try:

@@ -41,6 +41,15 @@ def test_the_file_is_one_that_serve_deploy_takes(tmp_path: Path, capsys: pytest.
     assert (served.server.http, served.server.admin, served.server.cores) == ("127.0.0.1:0", "127.0.0.1:0", 8)
 
 
+def test_queries_at_a_machine_that_is_cut_off_end(tmp_path: Path) -> None:
+    assert written(tmp_path, TENANTS, "--request-timeout", "15") == 0
+    content = ServeDeploySchema.model_validate(yaml.safe_load((tmp_path / "ray.yaml").read_text()))
+    assert content.http_options.request_timeout_s == content.grpc_options.request_timeout_s == 15
+    with pytest.raises(ConfigError, match="--request-timeout: with --direct no query comes through Ray"):
+        own = config(http="10.0.0.1:8000", grpc="10.0.0.1:8001")
+        serve_config(own, Placement(direct=True, request_timeout_s=15.0))
+
+
 def test_a_group_has_its_own_tenants() -> None:
     content = serve_config(config(), Placement(groups={"one": ["a"], "two": ["b"]}))
     [application] = content["applications"]
@@ -65,6 +74,8 @@ def test_the_application_is_built(kind: dict[str, Any]) -> None:
         (["--group", "x"], "--group: expected NAME=TENANT,TENANT with letters, digits, - and _, got 'x'"),
         (["--group", "entrance=a,b"], "--group: entrance is the name of what stands before the groups"),
         (["--machines", "3-2"], "--machines: expected N or MIN-MAX from 1 to 10000, got '3-2'"),
+        (["--cpus", "nan"], "--cpus: expected a number above 0, to 1,000,000, got nan"),
+        (["--request-timeout", "0"], "--request-timeout: expected a number above 0, to 1,000,000, got 0"),
         (["--direct"], "server.http: 127.0.0.1:8000 is for its own machine alone; name another host"),
     ],
 )

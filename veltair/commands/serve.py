@@ -11,7 +11,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from textwrap import indent
@@ -136,7 +136,7 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
     manager = ServiceManager()
     config = read()
     log_to_stderr(config.server.log_format)
-    _tell(config, "start", "starting with the policy %s", config.server.policy)
+    _tell(config, "start", [each.name for each in config.tenants], "starting with the policy %s", config.server.policy)
     set_nice(NICE)
     stop, stop_now = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -246,7 +246,7 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
             events.add(EventKind.STARTED, "", f"version {service.version}, {len(client.tenants)} tenants")
             manager.ready(SERVING)
             held.callback(asyncio.create_task(manager.keep_alive()).cancel)
-            _tell(config, "ready", "ready: http %s, grpc %s", addresses["http"], addresses["grpc"])
+            _tell(config, "ready", client.tenants, "ready: %s", ", ".join(map(" ".join, addresses.items())))
             await ended_before(stop, http_task)
             manager.stopping("draining")
             lame_duck_s = config.server.lame_duck_s if stop.is_set() else 0.0
@@ -264,10 +264,10 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
                 await service.close()
 
 
-def _tell(config: ServeConfig, kind: str, text: str, *values: str) -> None:
+def _tell(config: ServeConfig, kind: str, tenants: Iterable[str], text: str, value: str) -> None:
     """Log what a terminal does not need to be told, since `announce` does."""
     if config.server.log_format == "json":
-        _log.info(text, *values, extra=event(kind, tenants=[tenant.name for tenant in config.tenants]))
+        _log.info(text, value, extra=event(kind, tenants=list(tenants)))
 
 
 def _let_in(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from urllib.parse import quote
@@ -34,9 +35,15 @@ def announce(
     *,
     as_json: bool,
 ) -> None:
-    """Print it, for people or as a line of JSON. `addresses`: HOST:PORT by listener."""
+    """Print it, for people or as a line of JSON. `addresses`: HOST:PORT by listener.
+
+    Where the log is JSON and nobody looks on, its line `ready` says it: a journal or a container keeps both streams as
+    one, of which each line is an object.
+    """
     if as_json:
         print(json.dumps({"ready": True, **addresses}), flush=True)
+        return
+    if config.server.log_format == "json" and not sys.stdout.isatty():
         return
     console = result_console()
     names = ", ".join(tenants) or "no model yet"

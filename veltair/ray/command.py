@@ -13,6 +13,7 @@ from veltair.ray.arguments import RouterName
 from veltair.ray.serve_config import RESOURCE, Placement, serve_config
 
 MOST_MACHINES = 10_000
+MOST = 1_000_000  # CPUs of a node, seconds of a query
 PROXIES = {"every": "EveryNode", "head": "HeadOnly"}
 HEADER = """\
 # Written by `veltair ray`. Start each node that serves with: ray start --resources '{{"{resource}": 1}}'
@@ -38,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cpus", type=float, metavar="N", help="of a node, as Ray counts (default: server.cores, or 1)"
     )
+    parser.add_argument(
+        "--request-timeout",
+        type=float,
+        metavar="S",
+        help="a query that is longer on its way fails, as one at a machine that is cut off does; so does a gRPC stream "
+        "(default: no limit)",
+    )
     parser.add_argument("--proxies", choices=PROXIES, default="every", help="nodes where Ray listens (default: every)")
     parser.epilog = """\
 examples:
@@ -53,7 +61,13 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("PyYAML is missing: pip install 'veltair[ray]'") from None
     config = read_config(args.config)
     placement = Placement(
-        _range(args.machines), _groups(args.group), args.direct, args.cpus, args.router, PROXIES[args.proxies]
+        machines=_range(args.machines),
+        groups=_groups(args.group),
+        direct=args.direct,
+        cpus=_positive("--cpus", args.cpus),
+        router=args.router,
+        proxies=PROXIES[args.proxies],
+        request_timeout_s=_positive("--request-timeout", args.request_timeout),
     )
     content = serve_config(config, placement)
     text = HEADER.format(resource=RESOURCE, file=args.out) + yaml.safe_dump(content, sort_keys=False)
@@ -72,6 +86,12 @@ def _range(text: str) -> tuple[int, int]:
     if not 1 <= least <= most <= MOST_MACHINES:
         raise ConfigError(f"--machines: expected N or MIN-MAX from 1 to {MOST_MACHINES}, got {text!r:.80}")
     return least, most
+
+
+def _positive(option: str, value: float | None) -> float | None:
+    if value is not None and not 0 < value <= MOST:
+        raise ConfigError(f"{option}: expected a number above 0, to {MOST:,}, got {value:g}")
+    return value
 
 
 def _groups(texts: list[str]) -> dict[str, list[str]]:

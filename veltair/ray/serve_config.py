@@ -43,6 +43,7 @@ class Placement:
     cpus: float | None = None  # of a node, as Ray counts them; default: server.cores, else 1
     router: RouterName = "deadlines"  # or "two-choices", Ray's own
     proxies: str = "EveryNode"  # where Ray listens
+    request_timeout_s: float | None = None  # that a query may take through a proxy, and a whole stream
 
 
 def machine_options(server: ServerConfig) -> dict[str, Any]:
@@ -87,6 +88,11 @@ def serve_config(config: ServeConfig, placement: Placement) -> dict[str, Any]:
     if not placement.direct:
         grpc_port = split_address(config.server.grpc)[1]
         listening["grpc_options"] = {"port": grpc_port, "grpc_servicer_functions": [SERVICER]}
+    if placement.request_timeout_s is not None:
+        if placement.direct:
+            raise ConfigError("--request-timeout: with --direct no query comes through Ray")
+        for options in listening.values():
+            options["request_timeout_s"] = placement.request_timeout_s
     actor = _actor_options(config.server, placement.cpus)
     return {
         "proxy_location": placement.proxies,

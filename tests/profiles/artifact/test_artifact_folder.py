@@ -1,7 +1,8 @@
-"""An artifact whose manifest points outside of its memory is refused."""
+"""An artifact whose manifest points outside of its memory is refused; who may read one is the umask's matter."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from example_artifact import written
 
 from veltair.errors import ArtifactError
-from veltair.profiles.artifact.artifact_folder import MANIFEST, load_artifact
+from veltair.profiles.artifact.artifact_folder import KERNELS, MANIFEST, WEIGHTS, load_artifact, write_artifact
 
 
 def test_a_consistent_one_is_read(tmp_path: Path) -> None:
@@ -38,3 +39,18 @@ def test_tensors_outside_of_their_memory(tmp_path: Path, alter: Callable[[Any], 
     (tmp_path / MANIFEST).write_bytes(msgspec.json.encode(plain))
     with pytest.raises(ArtifactError, match=says):
         load_artifact(tmp_path)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o755), (0o027, 0o750), (0o077, 0o700)])
+def test_a_folder_is_open_to_whom_the_umask_says(tmp_path: Path, umask: int, mode: int) -> None:
+    """One that root compiled is served by a user of the daemon's own."""
+    before = os.umask(umask)
+    try:
+        for _ in range(2):  # a new one, and one that replaces another
+            with write_artifact(tmp_path / "model") as draft:
+                for name in (MANIFEST, WEIGHTS, KERNELS):
+                    (draft / name).touch()
+            assert (tmp_path / "model").stat().st_mode & 0o777 == mode
+    finally:
+        os.umask(before)
+    assert [each.name for each in tmp_path.iterdir()] == ["model"]

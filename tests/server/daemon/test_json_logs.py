@@ -1,7 +1,10 @@
 """Logs as lines of JSON: every line of every process is one, and each request has one, whoever answered it."""
 
 import json
+import re
 import signal
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from running_daemon import configuration, reload, running, spin, until
+from running_daemon import SERVE, configuration, reload, running, spin, until
 from running_engine import WAIT_S
 from tritonclient.utils import InferenceServerException
 
@@ -61,6 +64,26 @@ def test_each_request_has_a_line(artifacts: Path, tmp_path: Path, fronts: int) -
     told = [line["event"] for line in lines(tmp_path) if "event" in line and line["event"] != "request"]
     assert told == ["start", "ready", "reload", "drain"]
     assert len({line["pid"] for line in lines(tmp_path) if "pid" in line}) >= 2, "the engine logs JSON too"
+
+
+def test_both_streams_as_one_are_lines_of_json(artifacts: Path, tmp_path: Path) -> None:
+    """As a container or a journal keeps them; the models are those of a repository, which no configuration names."""
+    (models := tmp_path / "models").mkdir()
+    (models / "spin").symlink_to(artifacts / "spin")
+    config = tmp_path / "serve.toml"
+    config.write_text(configuration(artifacts, admin="127.0.0.1:0", repository=str(models), log_format="json"))
+    command = [sys.executable, "-c", SERVE, str(config)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        told = []
+        for line in process.stdout:
+            told.append(json.loads(line))
+            if told[-1].get("event") == "ready":
+                process.send_signal(signal.SIGTERM)
+    assert process.returncode == 0
+    [ready] = [line for line in told if line.get("event") == "ready"]
+    assert ready["tenants"] == ["spin"]
+    assert re.fullmatch(r"ready: http \S+:\d+, grpc \S+:\d+, admin \S+:\d+", ready["message"])
 
 
 def test_no_access_log(artifacts: Path, tmp_path: Path) -> None:
