@@ -31,10 +31,10 @@ class Caller:
     user: str | None = None  # whose shared memory it may name
     credentials: bytes = b""  # what it has shown: the Authorization header, or the name in its certificate
 
-    def require(self, role: Role) -> None:
-        """Raises ForbiddenError."""
-        if role not in self.roles:
-            raise ForbiddenError(f"client {self.name!r} lacks the role {role!r}")
+    def require(self, *roles: Role) -> None:
+        """It must have one of them. Raises ForbiddenError."""
+        if not set(roles) & set(self.roles):
+            raise ForbiddenError(f"client {self.name!r} lacks the role {' or '.join(map(repr, roles))}")
 
     def sees(self, tenant: str) -> bool:
         """Whether the tenant's models are there for it."""
@@ -89,11 +89,14 @@ class Access:
         tenants = None if client.tenants is None else frozenset(client.tenants)
         return Caller(client.name, client.roles, tenants, client.user, credentials.encode("latin-1"))
 
-    def admit(self, authorization: Sequence[str], certificate: str, role: Role) -> None:
-        """Let the request be handled as its caller's. Raises UnauthenticatedError or ForbiddenError."""
+    def admit(self, authorization: Sequence[str], certificate: str, roles: Sequence[Role]) -> None:
+        """Let the request, which takes one of these roles, be handled as its caller's.
+
+        Raises UnauthenticatedError or ForbiddenError.
+        """
         try:
             who = self.identify(authorization, certificate)
-            who.require(role)
+            who.require(*roles)
         except (UnauthenticatedError, ForbiddenError) as error:
             self.denied["forbidden" if isinstance(error, ForbiddenError) else "unauthenticated"] += 1
             raise

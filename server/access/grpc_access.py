@@ -15,33 +15,35 @@ _OPEN = ("/ServerLive", "/ServerReady")
 _ADMIN = ("/RepositoryModelLoad", "/RepositoryModelUnload")
 
 
-def role_for(path: str) -> Role | None:
-    """The role that a method takes; None: nobody is asked.
+def roles_for(path: str) -> tuple[Role, ...]:
+    """The roles of which a method takes one; none: nobody is asked.
 
-    >>> role_for("/inference.GRPCInferenceService/ModelInfer"), role_for("/grpc.health.v1.Health/Check")
-    ('infer', None)
+    >>> roles_for("/inference.GRPCInferenceService/ModelInfer"), roles_for("/grpc.health.v1.Health/Check")
+    (('infer',), ())
     """
     if not path.startswith("/inference.") or path.endswith(_OPEN):
-        return None
-    return "admin" if path.endswith(_ADMIN) else "infer"
+        return ()
+    if path.endswith("/RepositoryIndex"):
+        return ("infer", "admin")
+    return ("admin",) if path.endswith(_ADMIN) else ("infer",)
 
 
 def with_access(methods: Mapping[str, Method], access: Access, *, apart: bool) -> dict[str, Method]:
     """The methods, each for those who may call it. `apart`: administration has an address of its own, over HTTP."""
-    return {path: _guarded(method, role_for(path), access, apart) for path, method in methods.items()}
+    return {path: _guarded(method, roles_for(path), access, apart) for path, method in methods.items()}
 
 
-def _guarded(method: Method, role: Role | None, access: Access, apart: bool) -> Method:
-    if role is None:
+def _guarded(method: Method, roles: tuple[Role, ...], access: Access, apart: bool) -> Method:
+    if not roles:
         return method
 
     def admit(context: Any) -> None:
-        if apart and role == "admin":
+        if apart and "infer" not in roles:
             raise UnsupportedError("models are loaded and unloaded at the address for administration, over HTTP")
         fields = context.invocation_metadata() or ()
         authorization = [value for name, value in fields if name == "authorization"]
         certificate = next((value for name, value in fields if name == CERTIFICATE), "")
-        access.admit(authorization, certificate, role)
+        access.admit(authorization, certificate, roles)
 
     async def call(request: Any, context: Any) -> Any:
         admit(context)

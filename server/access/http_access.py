@@ -13,20 +13,21 @@ from veltair.server.access.inside_protocol import CAME_IN
 from veltair.server.protocol.origin_check import send_refusal
 
 REALM = b'Basic realm="veltair", charset="UTF-8"'  # a browser asks for the token as a password
-INDEX = "/v2/repository/index"  # of use at both addresses
 
 
-def role_for(path: str) -> Role | None:
-    """The role that a path takes; None: nobody is asked.
+def roles_for(path: str) -> tuple[Role, ...]:
+    """The roles of which a path takes one; none: nobody is asked.
 
-    >>> [role_for(path) for path in ("/v2/health/live", "/v2/models/m/infer", "/metrics", "/admin/events")]
-    [None, 'infer', 'metrics', 'admin']
+    >>> [roles_for(path) for path in ("/v2/health/live", "/v2/models/m/infer", "/metrics", "/v2/repository/index")]
+    [(), ('infer',), ('metrics',), ('infer', 'admin')]
     """
     if path in ("/", "/docs", "/openapi.json") or path.startswith("/v2/health/"):
-        return None
+        return ()
     if path == "/admin" or path.startswith(("/admin/", "/v2/repository/models/")):
-        return "admin"
-    return "metrics" if path.startswith("/metrics") else "infer"
+        return ("admin",)
+    if path == "/v2/repository/index":
+        return ("infer", "admin")
+    return ("metrics",) if path.startswith("/metrics") else ("infer",)
 
 
 class AccessCheck:
@@ -55,17 +56,18 @@ class AccessCheck:
 
     def _admit(self, scope: Scope, came_in: str, certificate: str) -> None:
         path = scope["path"]
-        role = role_for(path)
-        if role is None:
+        roles = roles_for(path)
+        if not roles:
             return
-        if self._apart and (came_in == "admin") == (role == "infer") and path != INDEX:
-            where = "is served elsewhere" if role == "infer" else "is served at the address for administration"
+        here = roles != ("infer",) if came_in == "admin" else "infer" in roles
+        if self._apart and not here:
+            where = "is served elsewhere" if came_in == "admin" else "is served at the address for administration"
             raise UnknownPathError(f"{path:.80} {where}")
         authorization = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
-        self._access.admit(authorization, certificate, role)
+        self._access.admit(authorization, certificate, roles)
 
 
 def _challenge(error: RequestError, path: str) -> Sequence[tuple[bytes, bytes]]:
     if not isinstance(error, UnauthenticatedError):
         return ()
-    return [(b"www-authenticate", b"Bearer" if role_for(path) == "infer" else REALM)]
+    return [(b"www-authenticate", b"Bearer" if "infer" in roles_for(path) else REALM)]

@@ -79,7 +79,7 @@ def status(daemon: Daemon, path: str, token: str = "", body: bytes | None = None
         ("/v2", None, {"s1", "l1"}),
         ("/v2/models/mlp", None, {"s1", "l1"}),
         (INFER, BODY, {"s1", "l1"}),
-        ("/v2/repository/index", b"{}", {"s1", "l1"}),
+        ("/v2/repository/index", b"{}", {"s1", "l1", "o1"}),
         ("/v2/systemsharedmemory/status", None, {"s1", "l1"}),
         ("/metrics", None, {"p1"}),
         ("/admin", None, {"o1"}),
@@ -167,14 +167,14 @@ def test_over_grpc_health_is_for_all_and_the_rest_by_role(daemon: Daemon) -> Non
         assert asked.status == health_pb2.HealthCheckResponse.SERVING
     with triton_grpc.InferenceServerClient(daemon.grpc) as client:
         assert client.is_server_live() and client.is_server_ready()
-        for call, role in (
-            (lambda headers: client.get_model_metadata("mlp", headers=headers), "s1"),
-            (lambda headers: client.get_model_repository_index(headers=headers), "s1"),
-            (lambda headers: client.load_model("mlp", headers=headers), "o1"),
+        for call, allowed in (
+            (lambda headers: client.get_model_metadata("mlp", headers=headers), {"s1"}),
+            (lambda headers: client.get_model_repository_index(headers=headers), {"s1", "o1"}),
+            (lambda headers: client.load_model("mlp", headers=headers), {"o1"}),
         ):
             for token in ("", "s1", "o1", "p1"):
                 headers = {"authorization": f"Bearer {token}"} if token else None
-                if token == role:
+                if token in allowed:
                     call(headers)
                     continue
                 with pytest.raises(InferenceServerException, match="token" if not token else "lacks the role"):
