@@ -32,7 +32,7 @@ from veltair.zoo.recommendation.recommender import RecommenderSpec, build_recomm
 from veltair.zoo.recommendation.table_sizes import TableCut, find_cuts, fit_tables
 from veltair.zoo.vision import efficientnet_b0, googlenet, mobilenet_v2, resnet50, ssd300, ssd_mobilenet, tiny_yolov2
 
-BuildImageModel: TypeAlias = Callable[[int], onnx.ModelProto]  # from a seed
+BuildModel: TypeAlias = Callable[[int], onnx.ModelProto]  # from a seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ZooModel:
     '3x224x224'
     """
 
-    definition: BuildImageModel | BertShape | DlrmShape | GcnShape | RecommenderSpec
+    definition: BuildModel | BertShape | DlrmShape | GcnShape | RecommenderSpec
     parameters: int  # weights, biases, norms' scales and shifts; of tables as published
     gflops: float  # of a query of one sample; a multiply-add counts as two
     input: str
