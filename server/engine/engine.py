@@ -181,7 +181,7 @@ class Engine:
             message, lane = arrivals.take()
             now_ns = time.monotonic_ns()
             self._decide(events.QueryArrived(now_ns, self._queries.add(message, now_ns, lane)))
-            self._lanes.decided(message.tenant, message.priority_level, now_ns)
+            self._lanes.decided(message, now_ns, admitted=self._queries.has(message.query))
         self._lanes.wake_fronts()
         if arrivals:
             arrivals.decided(count, time.monotonic_ns() - begin_ns)

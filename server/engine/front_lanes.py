@@ -69,10 +69,10 @@ class FrontLanes:
         if self._lanes:
             self._gates.shut(tenant, batch, time.monotonic_ns(), for_ns, priority_level)
 
-    def decided(self, tenant: int, priority_level: int, now_ns: int) -> None:
-        """Whether a query of this level is admitted has been decided: the front may send another."""
+    def decided(self, query: InferQuery, now_ns: int, *, admitted: bool) -> None:
+        """Whether the query is admitted has been decided: the front may send others like it."""
         if self._lanes:
-            self._gates.decided(tenant, now_ns, priority_level)
+            self._gates.decided(query.tenant, now_ns, query.priority_level, admitted=admitted)
 
     def work(self, tenant: int) -> int:
         """What the I/O threads have done for the tenant's number, in requests; for those that they refused too."""

@@ -57,6 +57,10 @@ class InFlightQueries:
         """Whether a query of this tenant has not ended; O(queries)."""
         return any(query.message.tenant == tenant for query in self._queries.values())
 
+    def has(self, query: int) -> bool:
+        """Whether it has not ended."""
+        return query in self._queries
+
     def batch(self, query: int) -> InFlightBatch:
         """The batch with the id of this query. Raises KeyError when there is none."""
         return self._batches[query]

@@ -3,8 +3,9 @@
 A policy that refuses a query for the work before it knows how long the next one like it would fare no better
 (`RejectQuery.for_ns`). Until then the threads refuse such queries themselves, before they read them in whole: under
 overload a refusal costs neither a slot nor a decision. Then the gate is ajar for a while: a query needs a pass, and the
-engine gives one for each that it has decided about, so that a flood does not wait with it to be refused one by one. The
-threads count what they do for each tenant, since the engine does not see it all. Their end is `server/wire/gates.h`.
+engine gives one for each that it has decided about, two for one that it has admitted, so that a flood does not wait
+with it to be refused one by one. The threads count what they do for each tenant, since the engine does not see it all.
+Their end is `server/wire/gates.h`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ GATE_WORDS = 6  # of 8 bytes by tenant and priority level, as `gate` in `server/
 _SHUT_UNTIL, _AJAR_UNTIL, _LEAST_BATCH, _GIVEN, _TAKEN, _WORK = range(GATE_WORDS)
 MOST_SHUT_NS = 20_000_000  # a client that leaves frees cores that the refusal reckoned with
 AJAR_NS = 20_000_000  # for so long after that
-UNDECIDED = 2  # queries of a level with the engine meanwhile: one is decided about, one is on its way
+UNDECIDED = 2  # queries of a level with the engine at first: one is decided about, one is on its way
 
 
 def create_admission_gates(tenants: int) -> int:
@@ -57,11 +58,12 @@ class AdmissionGates:
             words[at + _SHUT_UNTIL], words[at + _AJAR_UNTIL] = until_ns, until_ns + AJAR_NS
             words[at + _GIVEN] = words[at + _TAKEN] + UNDECIDED
 
-    def decided(self, tenant: int, now_ns: int, priority_level: int) -> None:
-        """The engine has decided about one of these queries: where the gate is ajar, another one may come."""
+    def decided(self, tenant: int, now_ns: int, priority_level: int, *, admitted: bool) -> None:
+        """The engine has decided about one of these queries: where the gate is ajar, another one may come, and two for
+        one that was admitted."""
         words, at = self._words, _place(tenant, priority_level)
         if words[at + _SHUT_UNTIL] <= now_ns < words[at + _AJAR_UNTIL]:
-            words[at + _GIVEN] += 1
+            words[at + _GIVEN] += 2 if admitted else 1
 
     def is_shut(self, tenant: int, batch: int, now_ns: int, priority_level: int = DEFAULT_PRIORITY_LEVEL) -> bool:
         """Whether such a query would be refused, as the I/O threads read it."""

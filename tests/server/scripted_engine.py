@@ -94,9 +94,9 @@ class ScriptedEngine:
         for level in range(PRIORITY_LEVELS):
             words[GATE_WORDS * (PRIORITY_LEVELS * tenant + level) + 1] = 1 << 62
 
-    def decided(self, tenant: int) -> None:
+    def decided(self, tenant: int, *, admitted: bool) -> None:
         """Tell that a query of the tenant has been decided about."""
-        self._lanes.decided(tenant, DEFAULT_PRIORITY_LEVEL, time.monotonic_ns())
+        self._lanes._gates.decided(tenant, time.monotonic_ns(), DEFAULT_PRIORITY_LEVEL, admitted=admitted)
 
     def work(self, tenant: int) -> int:
         """What the threads have counted for the tenant."""

@@ -185,9 +185,11 @@ def test_a_gate_that_is_ajar_lets_through_as_many_as_are_decided() -> None:
         assert [answer == REFUSED for answer in done].count(False) == UNDECIDED
         assert await ask(channel, rows(2)) == REFUSED
         assert (await ask(channel, rows(1))).code is grpc.StatusCode.OK  # needs no pass
-        fronts.scripted.decided(SUMS)
-        assert (await ask(channel, rows(2))).code is grpc.StatusCode.OK
-        assert await ask(channel, rows(2)) == REFUSED
+        for admitted in (False, True):
+            fronts.scripted.decided(SUMS, admitted=admitted)
+            for _ in range(1 + admitted):
+                assert (await ask(channel, rows(2))).code is grpc.StatusCode.OK
+            assert await ask(channel, rows(2)) == REFUSED
 
     run(body)
 
@@ -197,10 +199,10 @@ def test_when_a_gate_is_ajar() -> None:
     gates.shut(0, 1, now_ns=100, for_ns=10, priority_level=3)
     assert [gates.is_shut(0, 1, now_ns, 3) for now_ns in (109, 110, 110 + AJAR_NS)] == [True, False, False]
     gates._words[GATE_WORDS * 2 + 4] += UNDECIDED  # so many have passed
-    gates.decided(0, 109, 3)  # it was on its way when the gate was shut
+    gates.decided(0, 109, 3, admitted=False)  # it was on its way when the gate was shut
     assert [gates.is_shut(0, 1, now_ns, 3) for now_ns in (110, 109 + AJAR_NS, 110 + AJAR_NS)] == [True, True, False]
     assert not gates.is_shut(0, 1, 110, 4) and not gates.is_shut(0, 1, 110, 2)
-    gates.decided(0, 110, 3)
+    gates.decided(0, 110, 3, admitted=False)
     assert not gates.is_shut(0, 1, 110, 3)
 
 
