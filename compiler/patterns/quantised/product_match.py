@@ -108,12 +108,10 @@ def _windows(node: onnx.NodeProto, given: IntegerWeight, view: ModelView) -> Pro
     if min(pads) < 0:
         return None
     depthwise = groups == shape[1] == channels and groups > 1
-    rows = weight.steps.transpose(2, 3, 1, 0).reshape(-1, channels)
-    if groups > 1 and not depthwise:
-        joined = join_groups(weight.steps, groups)
-        if joined is None:
-            return None
-        rows, groups = joined
+    joined = (weight.steps.reshape(channels, -1).T, 1) if depthwise else join_groups(weight.steps, groups)
+    if joined is None:
+        return None
+    rows, groups = joined
     return ProductMatch(
         node.name,
         node.input[0],
@@ -125,7 +123,7 @@ def _windows(node: onnx.NodeProto, given: IntegerWeight, view: ModelView) -> Pro
         weight.zero,
         Window((kernel[0], kernel[1]), strides, dilations, tuple(pads)),
         depthwise,
-        1 if depthwise else groups,
+        groups,
     )
 
 
@@ -267,11 +265,12 @@ def _constant_operand(
 ) -> NDArray[np.float32] | None:
     """What a sum adds to each column of a tensor, or of feature maps to each channel, if that is constant."""
     other = view.constants.get(node.input[1] if node.input[0] == name else node.input[0])
-    if other is not None and maps and other.size > 1:
-        other = (
-            other.reshape(other.shape[-3]) if other.shape[-2:] == (1, 1) and other.shape[-3:-2] == (columns,) else None
-        )
-    if other is None or not _fits(other, columns) or other.ndim > len(view.shape_of(name)):
+    if other is None or other.ndim > len(view.shape_of(name)):
+        return None
+    if maps and other.size > 1:
+        if other.size != columns or other.shape[-3:] != (columns, 1, 1):
+            return None
+    elif not _fits(other, columns):
         return None
     return _columns(other.reshape(-1), columns)
 

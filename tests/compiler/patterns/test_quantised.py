@@ -67,6 +67,20 @@ def test_grouped_convolutions(tmp_path: Path, form: str) -> None:
     assert greatest_error(path, graph, {"x": x}, 3) < (1e-5 if form == "dynamic" else 0.02)
 
 
+@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1, 1), (2, 8, 1, 1), (3,), ()])
+def test_a_constant_is_added_to_feature_maps(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Behind a convolution whose result is not rounded: to each channel, or what is no bias of it."""
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((8, 4, 3, 3)), "a": rng.standard_normal(shape)}
+    nodes = [node("Conv", ["x", "w"], ["c"]), node("Add", ["c", "a"], ["y"])]
+    constants = {name: np.asarray(value, np.float32) for name, value in weights.items()}
+    path = quantise(save(tmp_path / "net.onnx", nodes, constants, [2, 4, 5, 5], [2, 8, 3, 3]), "dynamic")
+    graph = lowered(path)
+    assert "conv2d_int8" in [layer.op for layer in graph.layers]
+    x = rng.standard_normal((2, 4, 5, 5)).astype(np.float32)
+    assert greatest_error(path, graph, {"x": x}, 1) < 1e-5
+
+
 @pytest.mark.parametrize("form", ["qlinear", "unsigned", "dynamic", "dynamic_unsigned", "reduced", "dynamic_reduced"])
 def test_dense_layers(tmp_path: Path, form: str) -> None:
     path = quantise(dense_net(tmp_path / "net.onnx"), form)
