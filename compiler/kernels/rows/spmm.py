@@ -38,11 +38,12 @@ class Spmm:
         assert ahead in DISTANCES
         names = ("ids", "offsets", "entries")
         matrix = tuple(spec.weights[name] for name in names)
-        (rows, dim), (count, _) = spec.inputs[0].shape, spec.outputs[0].shape
-        program = spmm(Activation("table", "float32", (rows, dim)), dim, "int32")
+        count, dim = spec.outputs[0].shape
+        table = Activation("table", "float32", spec.inputs[0].shape)
+        program = spmm(table, dim, "int32")
         ids, offsets, entries = (array.shape for array in matrix)
         operands = (
-            Activation("table", "float32", (rows, dim)),
+            table,
             Activation("ids", "int32", ids),
             Activation("offsets", "int64", offsets),
             Activation("weights", "float32", entries),

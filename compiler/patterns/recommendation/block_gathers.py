@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from onnx import NodeProto
 
 from veltair.compiler.graph.graph_builder import GraphBuilder
@@ -10,7 +9,7 @@ from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.recommendation import BlockGatherParameters
 from veltair.compiler.onnx.node_attributes import attribute, product_of
-from veltair.errors import ModelError
+from veltair.compiler.patterns.recommendation.constant_ids import checked_ids
 
 LEAST_DIM = 64  # numbers of a block: shorter ones are left to generated code
 
@@ -24,14 +23,11 @@ def block_gather(node: NodeProto, view: ModelView, builder: GraphBuilder) -> boo
     outer, blocks, dim = product_of(x.shape[:axis]), x.shape[axis], product_of(x.shape[axis + 1 :])
     if blocks < 1 or dim < LEAST_DIM or not outer:
         return False
-    picked = np.where(ids < 0, ids + blocks, ids)
-    if picked.min() < 0 or picked.max() >= blocks:
-        wrong = int(ids[np.argmax((picked < 0) | (picked >= blocks))])
-        raise ModelError(f"node {node.name!r}: expected indices of {blocks} blocks along axis {axis}, found {wrong}")
+    picked = checked_ids(ids, blocks, node.name, f"{blocks} blocks along axis {axis}", "found")
     dense = builder.reshape(builder.to_row_major(node.input[0]), (outer * blocks, dim))
     shape = view.shape_of(node.output[0])
     y = Activation(f"{node.output[0]}/blocks", "float32", (outer * len(ids), dim))
     parameters = BlockGatherParameters(picked=len(ids), blocks=blocks)
-    builder.emit(node.name, "block_gather", [dense], [y], parameters, {"ids": picked.astype(np.int32)})
+    builder.emit(node.name, "block_gather", [dense], [y], parameters, {"ids": picked})
     builder.alias(Activation(node.output[0], "float32", shape), y.name)
     return True

@@ -21,10 +21,8 @@ from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.graph.parameters.recommendation import SpmmParameters
 from veltair.compiler.onnx.node_attributes import attribute
+from veltair.compiler.patterns.recommendation.constant_ids import checked_ids
 from veltair.compiler.patterns.recommendation.lookup_match import both_orders, sole_producer
-from veltair.errors import ModelError
-
-MOST_ROWS = (1 << 31) - 1  # ids are kept in 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +54,13 @@ def neighbour_sum(node: NodeProto, view: ModelView, builder: GraphBuilder) -> bo
     if found is None:
         return False
     table, (count, dim) = builder.to_row_major(found.rows), view.shape_of(node.output[0])
-    sources = _ids(found.sources, table.shape[0], found.gather, "row")
-    targets = _ids(found.targets, count, node.name, "row of the result")
+    rows = table.shape[0]
+    sources = checked_ids(found.sources, rows, found.gather, f"{rows} rows", "one names row")
+    targets = checked_ids(found.targets, count, node.name, f"{count} rows", "one names row of the result")
     order = np.argsort(targets, kind="stable")
     entries = np.ones(len(order), np.float32) if found.entries is None else found.entries[order]
     weights = {
-        "ids": sources[order].astype(np.int32),
+        "ids": sources[order],
         "offsets": np.append(0, np.cumsum(np.bincount(targets, minlength=count))),
         "entries": np.ascontiguousarray(entries, np.float32),
     }
@@ -106,12 +105,3 @@ def _targets(node: NodeProto, view: ModelView) -> NDArray[Any] | None:
         return indices[:, 0] if indices.shape[1] == 1 else None
     alike = indices.shape == view.shape_of(node.input[2]) and attribute(node, "axis", 0) in (0, -2)
     return indices[:, 0] if alike and indices.shape[1] and (indices == indices[:, :1]).all() else None
-
-
-def _ids(found: NDArray[Any], rows: int, node: str, what: str) -> NDArray[np.int64]:
-    """Non-negative ids; ONNX counts negative ones from the end."""
-    ids = np.where(found < 0, found + rows, found).astype(np.int64)
-    if rows > MOST_ROWS or ids.min() < 0 or ids.max() >= rows:
-        wrong = int(found[np.argmax((ids < 0) | (ids >= rows))])
-        raise ModelError(f"node {node!r}: expected indices of {rows} rows, one names {what} {wrong}")
-    return ids
