@@ -28,6 +28,7 @@ from veltair.compiler.tuning.kernel_cache import KernelCache
 from veltair.compiler.tuning.precision import Precision, dots_pay, pick_precision
 from veltair.errors import ConfigError, ModelError
 from veltair.machine.isa import ISAS, cpu_features, isa_features
+from veltair.machine.scratch import ScratchFolder
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact, write_artifact
 from veltair.profiles.artifact.manifest import LevelSource, Storage
@@ -93,14 +94,14 @@ def compile_model(
     used = offered if chosen == "bf16" else offered & ISAS["avx512"]  # fp32 code has no use for the rest
     phase_dump = PhaseDump(dump) if dump else None
     with ExitStack() as stack:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="veltair-compile-"))
+        scratch = stack.enter_context(ScratchFolder("compile"))
         compiled_file, calibrated = onnx, 0
         plan = None if dimension is None else _plan(onnx, dimension, output_room, features, fallback=fallback)
         _check_samples(onnx, precision, samples)
         if samples is not None:
             if plan is None:  # otherwise it has read the file
                 _check(onnx, max_batch, output_room, fallback=fallback)
-            compiled_file, calibrated = calibrate(onnx, samples, Path(scratch), progress)
+            compiled_file, calibrated = calibrate(onnx, samples, scratch, progress)
             if dimension is not None:
                 plan = _plan(compiled_file, dimension, output_room, features, fallback=fallback)
         draft = stack.enter_context(write_artifact(out))
@@ -109,7 +110,7 @@ def compile_model(
         def compiled(folder: Path, fixed: FixedExtent | None = None) -> Compilation:
             compilation = Compilation(
                 precision=chosen,
-                storage=TableStorage(tables, Path(scratch)),
+                storage=TableStorage(tables, scratch),
                 fallback=fallback,
                 importer=importer,
                 output_room=plan.output_room if plan else output_room,
@@ -126,7 +127,7 @@ def compile_model(
                 level_source=levels,
                 isa=used,
                 draft=folder,
-                scratch=Path(scratch),
+                scratch=scratch,
                 meter=meter,
                 store=store or RecordStore(used, fresh=fresh),
                 cache=cache or KernelCache(),

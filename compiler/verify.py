@@ -10,7 +10,6 @@ model is compared with that answer and with ONNX Runtime.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from veltair.compiler.tuning.layer_reference import reference_outputs, unpack_ac
 from veltair.compiler.verification_report import VerificationReport, is_settled
 from veltair.compiler.verified_extents import compare_extents
 from veltair.errors import ModelError
+from veltair.machine.scratch import ScratchFolder
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import Artifact
 from veltair.profiles.artifact.expected_answer import draw_inputs, find_deviation
@@ -89,13 +89,13 @@ def _verify_bucket(
     bags = {each.ids: each.room for each in manifest.ragged}
     loaded = load_onnx(model, manifest.max_batch, output_room=rooms, fixed=fixed, bag_room=bags)
     described = load_features(features) if features else None
-    with tempfile.TemporaryDirectory(prefix="veltair-verify-") as folder:
-        kept = TableStorage(manifest.tables, Path(folder))
+    with ScratchFolder("verify") as folder:
+        kept = TableStorage(manifest.tables, folder)
         front = join_features(loaded, described, kept)
         graph = lower(loaded, manifest.precision, front, kept)
         wide = graph.layers
         if manifest.tables != "fp32":
-            front = join_features(loaded, described, TableStorage("fp32", Path(folder)))
+            front = join_features(loaded, described, TableStorage("fp32", folder))
             wide = lower(loaded, manifest.precision, front).layers
     if graph.inputs != manifest.inputs:
         takes, ours = (", ".join(port.name for port in ports) for ports in (graph.inputs, manifest.inputs))

@@ -7,7 +7,6 @@ constants that only Gather reads) never pass through it: they stay mapped from t
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +34,7 @@ from veltair.compiler.onnx.recurrent_layout import put_steps_first
 from veltair.compiler.onnx.shape_inference import infer_shapes
 from veltair.compiler.onnx.simplify import describe_error, save_model, simplify_model
 from veltair.errors import ModelError
+from veltair.machine.scratch import ScratchFolder
 from veltair.profiles.artifact.manifest import Port, shape_at
 from veltair.profiles.artifact.ragged_inputs import RaggedInput
 from veltair.types import TensorSpec
@@ -123,16 +123,16 @@ def load_model(
     check_tensors(proto, path)
     held = held_bytes(proto)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    with tempfile.TemporaryDirectory(prefix="veltair-") as folder, bounded_memory(held, path):
-        tables = extract_tables(proto, path, Path(folder))
+    with ScratchFolder("import") as folder, bounded_memory(held, path):
+        tables = extract_tables(proto, path, folder)
         dynamic = _is_dynamic(proto, path)
-        proto = up_to_date(proto, path, Path(folder))
+        proto = up_to_date(proto, path, folder)
         if fixed:
             fixed.cut_inputs(proto, axes)
         put_steps_first(proto.graph)
         limit = _max_batch(metadata, max_batch, path) if dynamic else 1
         _check_sizes(proto, limit, held, path)
-        simple, constants = simplify_model(proto, path, Path(folder))
+        simple, constants = simplify_model(proto, path, folder)
         _check_sizes(simple, limit, held, path)
         _name_nodes(simple)
         separate_quantisation(simple.graph, constants)

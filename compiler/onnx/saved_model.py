@@ -11,12 +11,12 @@ import importlib.util
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from veltair.errors import ModelError
+from veltair.machine.scratch import ScratchFolder
 
 PYTHON_VARIABLE = "VELTAIR_TENSORFLOW_PYTHON"
 FILES = ("saved_model.pb", "saved_model.pbtxt")
@@ -43,8 +43,8 @@ def as_onnx(path: Path, python: str | None = None) -> Iterator[Path]:
     if not is_saved_model(path):
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix="veltair-tensorflow-") as folder:
-        yield convert_saved_model(path, Path(folder), python)
+    with ScratchFolder("tensorflow") as folder:
+        yield convert_saved_model(path, folder, python)
 
 
 def convert_saved_model(path: Path, folder: Path, python: str | None = None) -> Path:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -37,6 +36,7 @@ from veltair.compiler.timing.measuring_messages import (
     TimeKernel,
 )
 from veltair.errors import InvariantError, VeltairError
+from veltair.machine.scratch import ScratchFolder
 from veltair.profiles.runtime.pinned_threads import kernel_environment
 from veltair.types import CoreSet
 
@@ -93,7 +93,7 @@ class Meter:
         self.patience_s = patience_s
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._scratch = tempfile.TemporaryDirectory(prefix="veltair-measure-")
+        self._scratch = ScratchFolder("measure")
         self._spilled: dict[bytes, Path] = {}  # by the digest of the content
         self._spills = 0
         self._handed = False  # whether the file of `hand_over` is there
@@ -110,7 +110,7 @@ class Meter:
     def close(self) -> None:
         self._stop()
         self._spilled.clear()
-        self._scratch.cleanup()
+        self._scratch.close()
 
     def weights(self, kernel: Kernel) -> list[Operand]:
         """The kernel's packed constants as operands; large ones stay in, or go to, a file."""
@@ -123,7 +123,7 @@ class Meter:
         is the same each time, since new pages cost as well.
         """
         found: list[Operand] = []
-        with (Path(self._scratch.name) / "operands").open("r+b" if self._handed else "w+b") as file:
+        with (self._scratch.path / "operands").open("r+b" if self._handed else "w+b") as file:
             self._handed = True
             for array in arrays:
                 if array.nbytes <= SPILL_BYTES:
@@ -148,7 +148,7 @@ class Meter:
 
     def _draws(self, arrays: Sequence[NDArray[Any]]) -> Operand:
         self._spills += 1
-        path = Path(self._scratch.name) / str(self._spills)
+        path = self._scratch.path / str(self._spills)
         with path.open("wb") as file:
             for array in arrays:
                 write_chunks(array, file)
@@ -182,7 +182,7 @@ class Meter:
 
         Raises CandidateError as `time`.
         """
-        path = Path(self._scratch.name) / "results"
+        path = self._scratch.path / "results"
         answer = self._ask(symbol, RunKernel(str(library), symbol, tuple(operands), count, str(path)))
         if not isinstance(answer, KernelRan):
             raise InvariantError(f"the measuring process answered {type(answer).__name__} to RunKernel")
@@ -262,7 +262,7 @@ class Meter:
         digest = content_digest(array)
         if digest not in self._spilled:
             self._spills += 1  # never a name twice: the other process may still map the old file
-            path = Path(self._scratch.name) / str(self._spills)
+            path = self._scratch.path / str(self._spills)
             with path.open("wb") as file:
                 write_chunks(array, file)
             self._spilled[digest] = path

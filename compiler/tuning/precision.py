@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +18,7 @@ from veltair.compiler.timing.measure import Meter
 from veltair.compiler.timing.measuring_messages import InlineTensor, OutputTensor
 from veltair.errors import ConfigError
 from veltair.machine.isa import tvm_target
+from veltair.machine.scratch import ScratchFolder
 from veltair.machine.topology import usable_machine
 
 Precision = Literal["auto", "fp32", "bf16", "int8"]
@@ -81,8 +80,8 @@ def step_ns(dtype: str) -> float:
         for i in range(SUMS):
             vector_store(out, acc[i], i * LANES)
 
-    with tempfile.TemporaryDirectory(prefix="veltair-precision-") as scratch, Meter(usable_machine().cores) as meter:
-        at, library = Path(scratch) / "step.o", Path(scratch) / "step.so"
+    with ScratchFolder("precision") as scratch, Meter(usable_machine().cores) as meter:
+        at, library = scratch / "step.o", scratch / "step.so"
         compile_object(build_prim_func((x, taps, sums), reduction_body(dtype, body)), "step", tvm_target(), at)
         link_library([at], library)
         given = [InlineTensor(str(array.dtype), array.shape, array.tobytes()) for array in (x, taps)]

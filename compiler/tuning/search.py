@@ -7,7 +7,6 @@ another CPU or TVM, and those of similar workloads, only say where to look first
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from veltair.compiler.tuning.kernel_cache import KernelCache
 from veltair.compiler.tuning.search_plan import TVM, SearchPlan, describe_origin, plan_search, propose_points
 from veltair.compiler.tuning.setting import Setting
 from veltair.errors import VeltairError
+from veltair.machine.scratch import ScratchFolder
 from veltair.profiles.records.tuning_records import RecordStore, TuningRecord
 
 HOPELESS = 4  # times the best so far, on one core instead of all: such a candidate is not measured long
@@ -122,14 +122,14 @@ def _measure(
 ) -> Iterator[TuningRecord]:
     """Build the points, then time them; give a record of each as soon as it is measured."""
     limit = min((r.best_ns for r in known if r.run_ns), default=0) * HOPELESS * len(meter.cores)
-    with tempfile.TemporaryDirectory(prefix="veltair-search-") as folder:
+    with ScratchFolder("search") as folder:
         built = []
         for point in points:
             kernel, symbol = setting.spaces[spec.op].build(spec, point, setting.features), version_symbol(spec, point)
-            built.append((point, kernel, ObjectFile(kernel.function, symbol, Path(objects or folder, f"{symbol}.o"))))
+            built.append((point, kernel, ObjectFile(kernel.function, symbol, (objects or folder) / f"{symbol}.o")))
         keys = [object_key(spec, point, kernel, setting) for point, kernel, _ in built]
         faults = cache.compile([source for *_, source in built], keys, setting.target)
-        library = Path(folder, "candidates.so")
+        library = folder / "candidates.so"
         compiled = [source.path for (*_, source), fault in zip(built, faults, strict=True) if not fault]
         if compiled:
             link_library(compiled, library)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from veltair.errors import ModelError
+from veltair.machine.scratch import ScratchFolder
 from veltair.profiles.artifact.artifact_folder import Artifact
 from veltair.profiles.cache.cache_folder import CacheFolder, cache_path
 
@@ -85,9 +85,9 @@ def compile(
 
     if qos_ms is not None and not 0 < qos_ms < 1e9:
         raise ModelError(f"qos_ms: expected a positive number of milliseconds, found {qos_ms}")
-    with tempfile.TemporaryDirectory(prefix="veltair-model-") as scratch:
+    with ScratchFolder("model") as scratch:
         return compile_model(
-            _onnx_file(model, example, Path(scratch), name),
+            _onnx_file(model, example, scratch, name),
             Path(out),
             name=name,
             qos_ns=None if qos_ms is None else max(1, round(qos_ms * 1e6)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +16,7 @@ from veltair.api.artifacts_config import Served, artifacts_config, configuration
 from veltair.api.client import AsyncClient, Client
 from veltair.config import ServeConfig, read_config
 from veltair.errors import ConfigError, VeltairError
+from veltair.machine.scratch import ScratchFolder
 from veltair.profiles.artifact.artifact_folder import MANIFEST
 
 ANY_PORT = "127.0.0.1:0"
@@ -59,8 +59,8 @@ class Daemon:
         """Returns once it is ready. Raises ConfigError, ArtifactError or VeltairError where it does not start."""
         self.config = config
         self._clients: list[Client] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="veltair-serve-")
-        file, self.log = (Path(self._folder.name) / name for name in ("serve.toml", "daemon.log"))
+        self._folder = ScratchFolder("serve")
+        file, self.log = (self._folder.path / name for name in ("serve.toml", "daemon.log"))
         file.write_bytes(tomli_w.dumps(configuration_values(config)).encode())
         command = [sys.executable, "-m", "veltair.cli", "serve", str(file), "--json", "--attached"]
         with self.log.open("wb") as log:
@@ -124,7 +124,7 @@ class Daemon:
             return self._process.wait()
         finally:
             self._process.stdout.close()
-            self._folder.cleanup()
+            self._folder.close()
 
     def __enter__(self) -> Self:
         return self

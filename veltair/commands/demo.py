@@ -9,13 +9,13 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from veltair.errors import VeltairError
+from veltair.machine.scratch import ScratchFolder
 from veltair.scenarios import find_scenario
 
 MODELS = ("resnet50", "mobilenet_v2", "dlrm")
@@ -74,8 +74,8 @@ def _serve_and_load(config: Path, scenario: Path, folder: Path, console: Console
         ready = json.loads(line)
         console.print(f"dashboard: [link]http://{ready['http']}/admin[/link]  (while the load runs)")
         text = re.sub(r"(?m)^target\s*=.*$", f'target = "grpc://{ready["grpc"]}"', scenario.read_text("utf-8"))
-        with tempfile.TemporaryDirectory() as scratch:
-            here = Path(scratch) / "demo.toml"
+        with ScratchFolder("demo") as scratch:
+            here = scratch / "demo.toml"
             here.write_text(text, "utf-8")
             code, report = _load(here, as_json=as_json)
         _say_next(console, config)
