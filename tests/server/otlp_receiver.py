@@ -143,7 +143,7 @@ def receiving_http(context: ssl.SSLContext | None = None) -> Iterator[HttpReceiv
     receiver = HttpReceiver()
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             headers = {key.lower(): value for key, value in self.headers.items()}
             status, answer = receiver.answer(self.path, headers, body)

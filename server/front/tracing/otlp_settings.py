@@ -116,7 +116,7 @@ def _endpoint(configured: str | None, name: str, value: str, protocol: str) -> s
 
 
 def _ratio(environment: Mapping[str, str]) -> float:
-    """Clients that say whether their queries are traced decide it, so samplers that do not ask them are none of ours."""
+    """Clients that say whether their queries are traced decide it: there is no sampler that does not ask them."""
     sampler = _choice(environment, "OTEL_TRACES_SAMPLER", "parentbased_always_off", tuple(_SAMPLERS))
     name = "OTEL_TRACES_SAMPLER_ARG"
     argument = environment.get(name, "").strip() or "1"
