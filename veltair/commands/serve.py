@@ -140,6 +140,7 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
     log_to_stderr(config.server.log_format)
     _tell(config, "start", [each.name for each in config.tenants], "starting with the policy %s", config.server.policy)
     tracing = read_settings(config.server)
+    manager.loading()
     set_nice(NICE)
     stop, stop_now = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -241,8 +242,8 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
             where = ", ".join(map(" ".join, addresses.items()))
             _tell(config, "ready", client.tenants, "ready: %s", where, **addresses)
             await ended_before(stop, http_task)
-            manager.stopping("draining")
             lame_duck_s = config.server.lame_duck_s if stop.is_set() else 0.0
+            manager.stopping(lame_duck_s + config.server.drain_timeout_s)
             await leave(client, grpc_front, stop_now, lame_duck_s, events.add)
             if service.traces is not None:
                 service.traces.settle(last=True)
