@@ -147,16 +147,12 @@ def test_over_http_by_the_standard_variables_alone(
             check_whole(trace, layers=SPIN_LAYERS)
 
 
-@pytest.mark.parametrize("variable", ["PROTOCOL=http/json", "TIMEOUT=soon", "HEADERS=secret"])
-def test_a_variable_that_cannot_be_followed(
-    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
-    kind, _, value = variable.partition("=")
-    monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{kind}", value)
+def test_a_variable_that_cannot_be_followed(artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
     process = serve(tmp_path, configuration(artifacts, "spin", otel="http://127.0.0.1:9"))
     _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 2
-    assert errors.startswith(f"veltair serve: OTEL_EXPORTER_OTLP_{kind}: expected ") and errors.count("\n") == 1
+    assert errors.startswith("veltair serve: OTEL_EXPORTER_OTLP_PROTOCOL: expected ") and errors.count("\n") == 1
 
 
 @pytest.mark.parametrize("how", ["away", "stuck", "refuses"])
