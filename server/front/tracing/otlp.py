@@ -101,7 +101,7 @@ def _exporter(settings: OtlpSettings) -> SpanExporter:
     return HttpExporter(endpoint=settings.endpoint, timeout=settings.timeout_s, session=_Session())
 
 
-class _Session(requests.Session):  # type: ignore[misc]  # it has no types
+class _Session(requests.Session):
     """Certificates by OTEL_EXPORTER_OTLP_CERTIFICATE come before those of REQUESTS_CA_BUNDLE, which `requests` prefers
     to what a session has."""
 
