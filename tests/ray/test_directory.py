@@ -15,7 +15,7 @@ TENANTS = {"a": ["x", "y"], "b": ["z"]}
 
 
 class Machine:
-    """`state`: "there", "ended" or "cut off"."""
+    """`state`: "there", "ended" or "cut off". `node`: "n1#2" is the second one at the address n1."""
 
     def __init__(self, node: str, group: str, state: str = "there") -> None:
         self.node, self.group, self.state, self.asked = node, group, state, 0
@@ -27,7 +27,8 @@ class Machine:
         if self.state == "cut off":
             await asyncio.Event().wait()
         await asyncio.sleep(0)
-        return {"node": self.node, "http": f"{self.node}:8000", "tenants": TENANTS[self.group]}
+        host = self.node.partition("#")[0]
+        return {"node": host, "grpc": f"{self.node}:8001", "tenants": TENANTS[self.group]}
 
 
 class Handle:
@@ -55,7 +56,7 @@ async def ask(asked: Directory, tenant: str | None = None) -> tuple[int, Any]:
 async def nodes(asked: Directory, tenant: str | None = None) -> list[str]:
     status, content = await ask(asked, tenant)
     assert status == 200
-    return sorted(machine["node"] for machine in content["machines"])
+    return sorted(machine["grpc"].partition(":")[0] for machine in content["machines"])
 
 
 @pytest.fixture
@@ -66,9 +67,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_machines_are_named_by_tenant() -> None:
     async def story() -> None:
-        asked = Directory({"a": Handle(Machine("n1", "a"), Machine("n2", "a")), "b": Handle(Machine("n3", "b"))})  # type: ignore[dict-item]
-        assert await nodes(asked) == ["n1", "n2", "n3"]
-        assert await nodes(asked, "y") == ["n1", "n2"]
+        asked = Directory({"a": Handle(Machine("n1", "a"), Machine("n1#2", "a")), "b": Handle(Machine("n3", "b"))})  # type: ignore[dict-item]
+        assert await nodes(asked) == ["n1", "n1#2", "n3"], "two daemons of one address are two machines"
+        assert await nodes(asked, "y") == ["n1", "n1#2"]
         assert await ask(asked, "nobody") == (404, {"error": "no machine serves tenant 'nobody'"})
 
     asyncio.run(story())

@@ -27,7 +27,7 @@ class Directory:
 
     def __init__(self, machines: Mapping[str, DeploymentHandle]) -> None:
         self._machines = machines
-        self._known: dict[tuple[str, str], tuple[dict[str, Any], float]] = {}  # by group and node; when it was said
+        self._known: dict[tuple[str, str], tuple[dict[str, Any], float]] = {}  # by group and address; when it was said
         self._asking: asyncio.Task[list[dict[str, Any]]] | None = None
 
     async def __call__(self, request: Request) -> Response:
@@ -48,7 +48,7 @@ class Directory:
         return [machine for machines in groups for machine in machines]
 
     async def _ask_group(self, group: str, handle: DeploymentHandle) -> list[dict[str, Any]]:
-        known = {node: each for (name, node), each in self._known.items() if name == group}
+        known = {grpc: each for (name, grpc), each in self._known.items() if name == group}
         patience_s = ANSWER_S if known else FIRST_ANSWER_S
         try:
             # Not `results_async`, which has no result at all where one replica does not answer.
@@ -60,11 +60,11 @@ class Directory:
         for task in silent:
             task.cancel()
         now_s = time.monotonic()
-        said = {each["node"]: (each, now_s) for each in _answers(done)}
+        said = {each["grpc"]: (each, now_s) for each in _answers(done)}
         if silent:
-            said = {node: each for node, each in known.items() if now_s - each[1] < KNOWN_S} | said
+            said = {grpc: each for grpc, each in known.items() if now_s - each[1] < KNOWN_S} | said
         self._known = {key: each for key, each in self._known.items() if key[0] != group}
-        self._known |= {(group, node): each for node, each in said.items()}
+        self._known |= {(group, grpc): each for grpc, each in said.items()}
         return [{"group": group, **each} for each, _ in said.values()]
 
 
