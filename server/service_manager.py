@@ -9,6 +9,7 @@ import time
 from collections.abc import MutableMapping
 from contextlib import suppress
 
+END_S = 10.0  # for engine and workers to end, beyond the drain
 PATIENCE_S = 1.0  # systemd reads at once; a lost READY=1 would have it end the daemon
 
 
@@ -38,6 +39,10 @@ class ServiceManager:
             return True
         return False
 
+    def loading(self) -> None:
+        """Before READY=1, which may take minutes."""
+        self.tell("STATUS=loading the models")
+
     def ready(self, status: str) -> None:
         """After the start, and after each reload."""
         self.tell("READY=1", f"STATUS={status}")
@@ -45,8 +50,9 @@ class ServiceManager:
     def reloading(self) -> None:
         self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}", "STATUS=reading the configuration")
 
-    def stopping(self, status: str) -> None:
-        self.tell("STOPPING=1", f"STATUS={status}")
+    def stopping(self, within_s: float) -> None:
+        """The end takes so long at most: a manager whose own patience is shorter is to wait."""
+        self.tell("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round((within_s + END_S) * 1e6)}", "STATUS=draining")
 
     async def keep_alive(self) -> None:
         """From READY=1 on, as long as the event loop turns: say so, twice in each span that may pass without."""

@@ -80,9 +80,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     counter_model: str | None = None  # file of `veltair profile --fit-proxy`, used where there are L3 counters
     log_format: Literal["text", "json"] = "text"  # of the log on stderr; "json": one object a line
     access_log: bool = True  # with log_format = "json": a line for each request
-    otel: str | None = None  # a collector that gets traces of queries, by OTLP over gRPC: "http://127.0.0.1:4317"
-    otel_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = (
-        0.0  # traced of the queries whose clients say nothing of it
+    otel: str | None = None  # a collector that gets traces of queries by OTLP: "http://127.0.0.1:4317"; default: OTEL_*
+    otel_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = (
+        None  # traced of the queries whose clients say nothing of it; default: OTEL_TRACES_SAMPLER, or none
     )
     event_log: str | None = None  # JSON lines of every event and decision, for `veltair replay`
 

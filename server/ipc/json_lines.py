@@ -46,6 +46,17 @@ def event(kind: str, **fields: Any) -> dict[str, Any]:
     return {"fields": {"event": kind, **fields}}
 
 
+def log_line(logger: str, kind: str, **fields: Any) -> str:
+    """A line like those of the log, for another stream; `kind` is its event and its message.
+
+    >>> msgspec.json.decode(log_line("veltair.server", "listening", ready=True))["ready"]
+    True
+    """
+    record = logging.LogRecord(logger, logging.INFO, "", 0, kind, (), None)
+    record.fields = event(kind, **fields)["fields"]
+    return JsonLines().format(record)
+
+
 def utc(seconds: float) -> str:
     """Seconds since 1970, as ISO 8601 with milliseconds."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -47,6 +47,11 @@ def log_to_stderr(log_format: str | None = None) -> None:
             handler.setFormatter(JsonLines())
 
 
+def logs_json() -> bool:
+    """Whether this process logs lines of JSON."""
+    return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
+
+
 def set_nice(nice: int) -> None:
     """Set this process's priority where the system allows it."""
     with suppress(PermissionError):

@@ -72,6 +72,14 @@ def test_promtool_takes_the_rules(command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_each_alert_has_a_case_where_it_fires_and_one_where_it_does_not() -> None:
+    tests = yaml.safe_load((RULES.parent / "rules_test.yml").read_text())["tests"]
+    cases = [case for test in tests for case in test.get("alert_rule_test", [])]
+    alerts = {rule["alert"] for rule in rules() if "alert" in rule}
+    assert {case["alertname"] for case in cases if case["exp_alerts"]} == alerts
+    assert {case["alertname"] for case in cases if not case["exp_alerts"]} == alerts
+
+
 @needs_promtool
 def test_prometheus_parses_what_the_dashboard_asks(tmp_path: Path) -> None:
     asked = [re.sub(r"\$__rate_interval", "1m", expression) for expression in expressions()]

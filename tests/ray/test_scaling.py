@@ -26,7 +26,13 @@ veltair_model_resident{{tenant="b",model="n",version="1"}} 0
 """
 
 
-def context(loads: dict[str, tuple[float, float]], current: int, target: int | None = None) -> AutoscalingContext:
+def context(
+    loads: dict[str, tuple[float, float]],
+    current: int,
+    target: int | None = None,
+    state: dict[str, Any] | None = None,
+    most: int = 6,
+) -> AutoscalingContext:
     """`loads`: core share and burn by replica."""
     metrics: dict[str, Any] = {
         "core_share": {name: share for name, (share, _) in loads.items()},
@@ -42,8 +48,8 @@ def context(loads: dict[str, tuple[float, float]], current: int, target: int | N
         running_replicas=[],
         aggregated_metrics=metrics,
         capacity_adjusted_min_replicas=2,
-        capacity_adjusted_max_replicas=6,
-        policy_state={},
+        capacity_adjusted_max_replicas=most,
+        policy_state=state or {},
         **unused,
     )
 
@@ -73,6 +79,30 @@ def test_machines_leave_one_by_one_and_never_grow_beyond_the_most() -> None:
     idle, busy = dict.fromkeys("vwxyz", (0.1, 0.0)), dict.fromkeys("vwxyz", (1.0, 9.0))
     assert scale_by_slo(context(idle, 5))[0] == 4
     assert scale_by_slo(context(busy, 5))[0] == 6
+
+
+def follow(cores: float, bears: float, machines: int, state: dict[str, Any], steps: int) -> list[int]:
+    """How many machines there are, decision by decision, at a load of so many machines' cores. Queries are late once a
+    machine's cores are busier than `bears`."""
+    counts = []
+    for _ in range(steps):
+        share = min(cores / machines, 1.0)
+        loads = {str(number): (share, 4.0 if share > bears else 0.0) for number in range(machines)}
+        machines, state[""] = scale_by_slo(context(loads, machines, state=state.get(""), most=50))
+        counts.append(machines)
+    return counts
+
+
+@pytest.mark.parametrize("bears", [0.35, 0.5, 0.9])  # with bursts, tenants are late while most cores are idle
+@pytest.mark.parametrize("cores", [1.0, 3.0, 11.0])
+def test_a_load_that_stays_has_machines_that_stay(cores: float, bears: float) -> None:
+    state: dict[str, Any] = {}
+    up = follow(cores, bears, 2, state, 60)
+    assert len(set(up[30:])) == 1 and cores / up[-1] <= max(bears, 0.6)
+    down = follow(cores / 4, bears, up[-1], state, 60)
+    assert down[-1] < up[-1] or down[-1] == 2, "and they leave with it"
+    assert len(set(down[50:])) == 1
+    assert follow(cores, bears, down[-1], state, 60)[-1] == up[-1]
 
 
 def test_a_load_is_made_of_two_pages_of_metrics() -> None:

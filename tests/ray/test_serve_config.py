@@ -55,7 +55,26 @@ def test_a_group_has_its_own_tenants() -> None:
     [application] = content["applications"]
     arguments = read_arguments(application["args"])
     assert [tenant.name for tenant in group_config(arguments, "two").tenants] == ["b"]
-    assert [each["name"] for each in application["deployments"]] == ["one", "two"]
+    assert [each["name"] for each in application["deployments"]] == ["one", "two", "entrance"]
+
+
+@pytest.mark.parametrize(
+    ("machines", "groups", "expected"),
+    [((1, 1), {}, 1), ((2, 9), {}, 2), ((5, 5), {}, 3), ((1, 1), {"one": ["a"], "two": ["b"]}, 2)],
+)
+@pytest.mark.parametrize("direct", [False, True])
+def test_what_stands_before_the_machines_is_on_several_nodes(
+    machines: tuple[int, int], groups: dict[str, list[str]], expected: int, *, direct: bool
+) -> None:
+    """And on no more than there are machines, each of which has a node of its own."""
+    own = config(http="10.0.0.1:8000", grpc="10.0.0.1:8001")
+    content = serve_config(own, Placement(machines=machines, groups=groups, direct=direct))
+    ServeDeploySchema.model_validate(content)
+    found = [each for each in content["applications"][0]["deployments"] if each["name"] == "entrance"]
+    assert [each["num_replicas"] for each in found] == ([expected] if direct or groups else [])
+    application = build(content["applications"][0]["args"])._bound_deployment
+    assert not found or (application.name == "entrance" and application._replica_config.max_replicas_per_node == 1)
+    assert content["http_options"].get("request_timeout_s") == (10.0 if direct else None)
 
 
 @pytest.mark.parametrize("kind", [{}, {"direct": True}, {"groups": {"one": ["a"], "two": ["b"]}}])

@@ -1,13 +1,16 @@
-"""A collector of OpenTelemetry's protocol: its own gRPC service, over the wire, that keeps the spans that come."""
+"""Collectors of OpenTelemetry's protocol that keep the spans that come: its own gRPC service, and its way over HTTP."""
 
 from __future__ import annotations
 
+import gzip
+import ssl
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import grpc
@@ -46,6 +49,9 @@ class Receiver(pb_grpc.TraceServiceServicer):  # type: ignore[misc]
         self.gate.wait()
         if self.refuses:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not today")
+        return self.keep(request)
+
+    def keep(self, request: Any) -> Any:
         for resource in request.resource_spans:
             for scope in resource.scope_spans:
                 self._spans += [_received(span, _values(resource.resource.attributes)) for span in scope.spans]
@@ -109,3 +115,56 @@ def receiving(port: int = 0) -> Iterator[Receiver]:
         receiver.gate.set()
         server.stop(0).wait()
         threads.shutdown()
+
+
+class HttpReceiver(Receiver):
+    """The same over HTTP; `headers` are those of each request, `statuses` what it says to the next ones before 200."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.headers: list[Mapping[str, str]] = []
+        self.statuses: list[int] = []
+
+    def answer(self, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+        self.calls += 1
+        self.gate.wait()
+        self.headers.append(headers)
+        if path != "/v1/traces" or headers["content-type"] != "application/x-protobuf":
+            return 404, b""
+        if self.statuses:
+            return self.statuses.pop(0), b""
+        whole = gzip.decompress(body) if headers.get("content-encoding") == "gzip" else body
+        return 200, self.keep(pb.ExportTraceServiceRequest.FromString(whole)).SerializeToString()
+
+
+@contextmanager
+def receiving_http(context: ssl.SSLContext | None = None) -> Iterator[HttpReceiver]:
+    """A collector that listens on this machine, with TLS where there is a context."""
+    receiver = HttpReceiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            headers = {key.lower(): value for key, value in self.headers.items()}
+            status, answer = receiver.answer(self.path, headers, body)
+            self.send_response(status)
+            self.send_header("Content-Type", "application/x-protobuf")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        receiver.address = f"http{'' if context is None else 's'}://127.0.0.1:{server.server_port}"
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield receiver
+        finally:
+            receiver.gate.set()
+            server.shutdown()
+            serving.join()

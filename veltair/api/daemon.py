@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -83,8 +84,7 @@ class Daemon:
         code = self._process.wait()
         lines = self.log.read_text("utf-8", "replace")[-LOG_CHARACTERS:].splitlines()
         self.stop()
-        said = next((line for line in reversed(lines) if line.startswith("veltair serve: ")), "\n".join(lines))
-        text = said.removeprefix("veltair serve: ")
+        text = next(filter(None, map(_last_words, reversed(lines))), "\n".join(lines))
         raise ConfigError(text) if code == 2 else VeltairError(f"the daemon ended with code {code}: {text}")
 
     @property
@@ -133,3 +133,12 @@ class Daemon:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _last_words(line: str) -> str:
+    """Why the daemon has ended, where this line of its log says so; else nothing."""
+    with suppress(ValueError):
+        if isinstance(said := json.loads(line), dict) and said.get("event") == "failed":
+            return str(said.get("message", ""))
+    begin = "veltair serve: "
+    return line.removeprefix(begin) if line.startswith(begin) else ""

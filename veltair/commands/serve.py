@@ -43,18 +43,17 @@ from veltair.server.front.monitor.dashboard import Dashboard
 from veltair.server.front.monitor.event_history import EventHistory
 from veltair.server.front.monitor.hour_history import HourHistory
 from veltair.server.front.plan_learner import PlanLearner
-from veltair.server.front.tracing.query_traces import QueryTraces
-from veltair.server.front.tracing.start import otlp_collector, start_sender, trace_counts
+from veltair.server.front.tracing.otlp_settings import read_settings
+from veltair.server.front.tracing.start import otlp_collector, trace_queries
 from veltair.server.ipc.daemon_events import EventKind
 from veltair.server.ipc.json_lines import event
-from veltair.server.ipc.process_setup import log_to_stderr, set_nice
+from veltair.server.ipc.process_setup import log_to_stderr, logs_json, set_nice
 from veltair.server.lifecycle import SERVING, ended_before, leave, read_stdin, reload_when_asked
 from veltair.server.listening import FLUSH_S, HttpServer, address_of, bind, listen_inside, with_descriptors
 from veltair.server.protocol.origin_check import OriginCheck, known_hosts
 from veltair.server.service_manager import ServiceManager
 from veltair.server.wire import native
 from veltair.server.wire.io_threads import IoThreads
-from veltair.server.wire.thread_traces import ThreadTraces
 
 NICE = -5  # where allowed: above the workers, since a request or response that waits for a core is lost time
 
@@ -84,7 +83,7 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; 0 after a clean drain, 2 when the configuration or an artifact is wrong."""
-    log_to_stderr("text")
+    log_to_stderr("text" if args.check else args.log_format or "text")
     reuse_message_memory()
     try:
         read = partial(_configuration, args)
@@ -93,7 +92,10 @@ def run(args: argparse.Namespace) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(read, as_json=args.json, attached=args.attached))
     except VeltairError as error:
-        print(f"veltair serve: {error}", file=sys.stderr)
+        if logs_json():
+            _log.critical("%s", error, extra=event("failed"))
+        else:
+            print(f"veltair serve: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
     except KeyboardInterrupt:  # before the daemon had its own handlers
         return 130
@@ -115,7 +117,7 @@ def _configuration(args: argparse.Namespace) -> ServeConfig:
 
 def check(config: ServeConfig, *, as_json: bool) -> int:
     """Check the artifacts of the configuration, and say what would be served. Returns 0; raises UserError."""
-    if config.server.otel is not None:
+    if read_settings(config.server) is not None:
         otlp_collector()
     found = {tenant.name: load_artifact(Path(tenant.artifact)) for tenant in config.tenants}
     if as_json:
@@ -137,6 +139,8 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
     config = read()
     log_to_stderr(config.server.log_format)
     _tell(config, "start", [each.name for each in config.tenants], "starting with the policy %s", config.server.policy)
+    tracing = read_settings(config.server)
+    manager.loading()
     set_nice(NICE)
     stop, stop_now = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -198,19 +202,8 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
                 if threads is not None:
                     threads.log_ended(log.add_ended)
                     held.callback(asyncio.create_task(log.follow(metrics.refresh)).cancel)
-            if config.server.otel is not None:
-                sender = held.enter_context(start_sender(config.server.otel, service.version))
-                traces = service.traces = QueryTraces(
-                    sender.add,
-                    config.server.otel_ratio,
-                    metrics.tenant_of,
-                    lambda name: metrics.tenants[name].model,
-                    None if threads is None else ThreadTraces(threads, config.server.otel_ratio),
-                )
-                client.on_traced, metrics.traces = traces.add_blocks, partial(trace_counts, sender, traces)
-                if threads is not None:
-                    threads.on_drained = traces.take
-                held.callback(asyncio.create_task(traces.follow()).cancel)
+            if tracing is not None:
+                held.enter_context(trace_queries(tracing, service, client, metrics, threads))
             if as_lines:
                 held.callback(asyncio.create_task(RefusalBursts(metrics).follow()).cancel)
             metrics.build = describe_build(config.server.policy)
@@ -246,10 +239,11 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
             events.add(EventKind.STARTED, "", f"version {service.version}, {len(client.tenants)} tenants")
             manager.ready(SERVING)
             held.callback(asyncio.create_task(manager.keep_alive()).cancel)
-            _tell(config, "ready", client.tenants, "ready: %s", ", ".join(map(" ".join, addresses.items())))
+            where = ", ".join(map(" ".join, addresses.items()))
+            _tell(config, "ready", client.tenants, "ready: %s", where, **addresses)
             await ended_before(stop, http_task)
-            manager.stopping("draining")
             lame_duck_s = config.server.lame_duck_s if stop.is_set() else 0.0
+            manager.stopping(lame_duck_s + config.server.drain_timeout_s)
             await leave(client, grpc_front, stop_now, lame_duck_s, events.add)
             if service.traces is not None:
                 service.traces.settle(last=True)
@@ -264,10 +258,10 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
                 await service.close()
 
 
-def _tell(config: ServeConfig, kind: str, tenants: Iterable[str], text: str, value: str) -> None:
+def _tell(config: ServeConfig, kind: str, tenants: Iterable[str], text: str, value: str, **fields: str) -> None:
     """Log what a terminal does not need to be told, since `announce` does."""
     if config.server.log_format == "json":
-        _log.info(text, value, extra=event(kind, tenants=list(tenants)))
+        _log.info(text, value, extra=event(kind, tenants=list(tenants), **fields))
 
 
 def _let_in(

@@ -17,6 +17,7 @@ import msgspec
 from veltair.config import ServeConfig
 from veltair.profiles.artifact.manifest import ITEM_BYTES, Manifest, Port
 from veltair.profiles.artifact.summary import describe_port
+from veltair.server.ipc.json_lines import log_line
 from veltair.server.protocol.datatypes import datatype_name
 from veltair.server.repository.served_tenant import ServedTenant
 from veltair.terminal import result_console
@@ -38,10 +39,12 @@ def announce(
     """Print it, for people or as a line of JSON. `addresses`: HOST:PORT by listener.
 
     Where the log is JSON and nobody looks on, its line `ready` says it: a journal or a container keeps both streams as
-    one, of which each line is an object.
+    one, of which each line is an object. So the line for programs is then one of the log besides.
     """
     if as_json:
-        print(json.dumps({"ready": True, **addresses}), flush=True)
+        where = {"ready": True, **addresses}
+        as_line = config.server.log_format == "json"
+        print(log_line("veltair.server", "listening", **where) if as_line else json.dumps(where), flush=True)
         return
     if config.server.log_format == "json" and not sys.stdout.isatty():
         return

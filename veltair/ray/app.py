@@ -9,7 +9,8 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from veltair.ray.arguments import Arguments, group_config, read_arguments
-from veltair.ray.entrance import Directory, Entrance
+from veltair.ray.directory import Directory
+from veltair.ray.entrance import Entrance
 from veltair.ray.machine import Machine
 from veltair.ray.router import DeadlineRequestRouter
 from veltair.ray.serve_config import ENTRANCE, entrance_options, machine_options

@@ -1,5 +1,4 @@
-"""What stands before the machines where Ray's proxies cannot reach them at once: `Entrance` before several groups, and
-`Directory` where clients go to the daemons themselves."""
+"""`Entrance`: what stands before the machines of several groups of tenants."""
 
 from __future__ import annotations
 
@@ -8,10 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from tritonclient.grpc import service_pb2
 
 from veltair.ray.machine import TENANT, http_target
@@ -22,7 +20,6 @@ from veltair.ray.servicer import UNARY_METHODS, leading_text
 ALL_LIVE, ALL_LISTED = {"ServerLive", "ServerReady"}, {"RepositoryIndex", "ModelStatistics"}
 LISTED_PATHS = {"/v2/repository/index": None, "/v2/models/stats": "model_stats"}  # the key of the list, if it has one
 HEALTH_PATHS = "/v2/health/"
-DIRECTORY_S = 5.0  # for the machines to say where they listen
 
 
 class Entrance:
@@ -76,34 +73,6 @@ class Entrance:
         """One machine of each group is asked."""
         asked = (getattr(handle, method).remote(*arguments) for handle in self._machines.values())
         return await asyncio.gather(*asked)
-
-
-class Directory:
-    """Says over HTTP where the daemons of each group listen: `{"machines": [{"node", "http", "grpc", "tenants"}]}`.
-
-    It asks them each time, so that nobody is sent to one that is gone.
-    """
-
-    def __init__(self, machines: dict[str, DeploymentHandle]) -> None:
-        self._machines = machines
-
-    async def __call__(self, request: Request) -> Response:
-        """GET of any path. `?tenant=NAME`: the machines that serve it alone."""
-        tenant = request.query_params.get("tenant")
-        asked = [(group, handle.broadcast("where")) for group, handle in self._machines.items()]
-        machines = []
-        for group, answers in asked:
-            try:
-                found = await answers.results_async(timeout_s=DIRECTORY_S, return_exceptions=True)
-            except (RayServeException, TimeoutError):
-                continue
-            machines += [{"group": group, **each} for each in found if isinstance(each, dict)]
-        shown = [each for each in machines if tenant is None or tenant in each["tenants"]]
-        if tenant is not None and machines and not shown:
-            return JSONResponse({"error": f"no machine serves tenant {tenant!r:.80}"}, 404)
-        if not shown:
-            return JSONResponse({"error": "no machine is there at the moment"}, 503, {"Retry-After": "1"})
-        return JSONResponse({"machines": shown})
 
 
 def _joined(path: str, answers: list[HttpAnswer]) -> HttpAnswer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from veltair.ray.daemon_counts import DaemonCounts
 
@@ -12,6 +13,7 @@ AIM = 0.6  # of the cores, busy on average: the rest is for bursts, which one ma
 BUSY = 0.3  # with less of the cores busy, misses have another cause than too few machines
 ALLOWED_BURN = 1.0  # of what a tenant may miss
 STEP = 0.25  # more machines, where queries are late though the cores have time
+RELIEF = 0.8  # of the load at which so many machines were late: above it they would be late again
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +64,49 @@ def _burn(tenant: str, last: DaemonCounts, counts: DaemonCounts) -> float:
     return 0.0 if requests <= 0 else max(misses, 0.0) / requests / (1 - counts.objective[tenant])
 
 
-def machines_for(loads: Sequence[MachineLoad], machines: int) -> int:
-    """How many machines a load needs that so many machines had. One machine less at a time.
+class LatePoint(NamedTuple):
+    """When so many machines were late last: `LatePoint(machines=4, load=2.0)`, which is two machines' cores."""
+
+    machines: int
+    load: float  # cores in which workers computed, in machines
+
+
+def late_point(loads: Sequence[MachineLoad], machines: int, last: LatePoint | None) -> LatePoint | None:
+    """What is to be remembered for `machines_for`.
+
+    >>> late_point([MachineLoad(0.5, 3.0)] * 4, 4, None)
+    LatePoint(machines=4, load=2.0)
+    """
+    busy, burn = _means(loads)
+    return LatePoint(machines, machines * busy) if burn > ALLOWED_BURN and busy >= BUSY else last
+
+
+def machines_for(loads: Sequence[MachineLoad], machines: int, late: LatePoint | None = None) -> int:
+    """How many machines a load needs that so many machines had. One machine less at a time, and none less while the
+    fewer ones were late at a load like this: they would be added again.
 
     >>> machines_for([MachineLoad(0.9, 0.0)] * 4, 4), machines_for([MachineLoad(0.2, 0.0)] * 4, 4)
     (6, 3)
     >>> machines_for([MachineLoad(0.5, 3.0)] * 4, 4), machines_for([MachineLoad(0.1, 3.0)] * 4, 4)
     (5, 4)
+    >>> machines_for([MachineLoad(0.4, 0.0)] * 5, 5, late=LatePoint(4, 2.0))
+    5
     >>> machines_for([], 4)
     4
     """
     if not loads:
         return machines
-    busy = sum(load.core_share for load in loads) / len(loads)
-    burn = sum(load.burn for load in loads) / len(loads)
+    busy, burn = _means(loads)
     wanted = math.ceil(round(machines * busy / AIM, 6))
     if burn > ALLOWED_BURN:
-        late = machines + math.ceil(machines * STEP) if busy >= BUSY else machines
-        return max(wanted, late)
-    return max(wanted, machines - 1, 1)
+        more = machines + math.ceil(machines * STEP) if busy >= BUSY else machines
+        return max(wanted, more)
+    fewer = max(wanted, machines - 1, 1)
+    again = late is not None and fewer <= late.machines and machines * busy > RELIEF * late.load
+    return max(fewer, machines) if again else fewer
+
+
+def _means(loads: Sequence[MachineLoad]) -> tuple[float, float]:
+    """Share of the cores, and burn."""
+    count = max(len(loads), 1)
+    return sum(load.core_share for load in loads) / count, sum(load.burn for load in loads) / count

@@ -24,6 +24,8 @@ HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 5.0
 STOP_S = 30.0  # beyond the daemon's lame duck and drain
 SPARE_REQUESTS = 64  # that are not for inference
 ENTRANCE_REQUESTS = 4096
+MOST_ENTRANCES = 3  # on nodes of their own: the others are there while one is cut off
+DIRECTORY_TIMEOUT_S = 10.0  # for a question to a directory that is cut off; the client asks again
 POLICY = "veltair.ray.scaling:scale_by_slo"
 LOOK_BACK_S = 15.0  # what the autoscaler averages over
 GROW_S, SHRINK_S = 10.0, 300.0  # how long it sees a need before it acts
@@ -65,7 +67,13 @@ def machine_options(server: ServerConfig) -> dict[str, Any]:
 
 def entrance_options() -> dict[str, Any]:
     """Options of the deployment before the machines, which waits for them and computes next to nothing."""
-    return {"max_ongoing_requests": ENTRANCE_REQUESTS, "ray_actor_options": {"num_cpus": 0}}
+    return {
+        "max_ongoing_requests": ENTRANCE_REQUESTS,
+        "max_replicas_per_node": 1,
+        "health_check_period_s": HEALTH_PERIOD_S,
+        "health_check_timeout_s": HEALTH_TIMEOUT_S,
+        "ray_actor_options": {"num_cpus": 0},
+    }
 
 
 def serve_config(config: ServeConfig, placement: Placement) -> dict[str, Any]:
@@ -85,7 +93,9 @@ def serve_config(config: ServeConfig, placement: Placement) -> dict[str, Any]:
         args["router"] = placement.router
     host, port = split_address(config.server.http)
     listening: dict[str, Any] = {"http_options": {"host": host, "port": DIRECTORY_PORT if placement.direct else port}}
-    if not placement.direct:
+    if placement.direct:
+        listening["http_options"]["request_timeout_s"] = DIRECTORY_TIMEOUT_S
+    else:
         grpc_port = split_address(config.server.grpc)[1]
         listening["grpc_options"] = {"port": grpc_port, "grpc_servicer_functions": [SERVICER]}
     if placement.request_timeout_s is not None:
@@ -94,6 +104,9 @@ def serve_config(config: ServeConfig, placement: Placement) -> dict[str, Any]:
         for options in listening.values():
             options["request_timeout_s"] = placement.request_timeout_s
     actor = _actor_options(config.server, placement.cpus)
+    deployments = [{"name": name, **_replicas(*placement.machines), "ray_actor_options": actor} for name in groups]
+    if placement.direct or len(groups) > 1:  # each machine has a node, so there are nodes for so many
+        deployments.append({"name": ENTRANCE, "num_replicas": min(placement.machines[0] * len(groups), MOST_ENTRANCES)})
     return {
         "proxy_location": placement.proxies,
         **listening,
@@ -103,9 +116,7 @@ def serve_config(config: ServeConfig, placement: Placement) -> dict[str, Any]:
                 "route_prefix": "/",
                 "import_path": IMPORT_PATH,
                 "args": args,
-                "deployments": [
-                    {"name": name, **_replicas(*placement.machines), "ray_actor_options": actor} for name in groups
-                ],
+                "deployments": deployments,
             }
         ],
     }

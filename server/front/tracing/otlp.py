@@ -1,4 +1,4 @@
-"""Traces as spans of OpenTelemetry, and `OtlpCollector`, which sends them by OTLP over gRPC.
+"""Traces as spans of OpenTelemetry, and `OtlpCollector`, which sends them by OTLP over gRPC or HTTP.
 
 One trace a query: `infer` from its arrival to its response, and below it `decode`, `queue`, a `block` for each
 layer-block, and `encode`. Only this module needs the packages of the extra `otel`.
@@ -10,15 +10,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+import requests
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
+from veltair.server.front.tracing.otlp_settings import OtlpSettings
 from veltair.server.front.tracing.query_trace import QueryTrace
 from veltair.server.ipc.stages import EXECUTE, READ, REPORT
 from veltair.server.ipc.status_records import BlockRecord
@@ -30,20 +33,20 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 class OtlpCollector:
     """A collector at `http://HOST:PORT`, or `https://`.
 
-    The standard variables OTEL_EXPORTER_OTLP_* (headers, certificate, timeout), OTEL_SERVICE_NAME and
-    OTEL_RESOURCE_ATTRIBUTES apply.
+    The exporters read the standard variables for headers, certificates and compression by themselves, and the resource
+    OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES.
 
     ::
 
-        OtlpCollector("http://127.0.0.1:4317", version="0.1.0").send([trace])
+        OtlpCollector(OtlpSettings("http://127.0.0.1:4317"), version="0.1.0").send([trace])
     """
 
-    def __init__(self, endpoint: str, version: str) -> None:
+    def __init__(self, settings: OtlpSettings, version: str) -> None:
         own = Resource({"service.name": "veltair", "service.version": version})
         self._resource = own.merge(OTELResourceDetector().detect())
         self._scope = InstrumentationScope("veltair", version)
         self._ids = RandomIdGenerator()
-        self._exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
+        self._exporter = _exporter(settings)
 
     def send(self, traces: Sequence[QueryTrace]) -> bool:
         """Whether the collector has taken them; waits for it, and tries again for a while."""
@@ -88,6 +91,23 @@ class OtlpCollector:
             yield span("block", block.begin_ns, block.end_ns, _block_attributes(block))
         if trace.stage_ns:
             yield span("encode", trace.arrival_ns + sum(trace.stage_ns[: REPORT + 1]), trace.end_ns, {})
+
+
+def _exporter(settings: OtlpSettings) -> SpanExporter:
+    """Its time is given: the exporters take OTEL_EXPORTER_OTLP_TIMEOUT for seconds, which are milliseconds."""
+    if settings.protocol == "grpc":
+        insecure = settings.endpoint.startswith("http://")
+        return GrpcExporter(endpoint=settings.endpoint, insecure=insecure, timeout=settings.timeout_s)
+    return HttpExporter(endpoint=settings.endpoint, timeout=settings.timeout_s, session=_Session())
+
+
+class _Session(requests.Session):
+    """Certificates by OTEL_EXPORTER_OTLP_CERTIFICATE come before those of REQUESTS_CA_BUNDLE, which `requests` prefers
+    to what a session has."""
+
+    def merge_environment_settings(self, url: str, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
+        own = self.verify if isinstance(self.verify, str) else verify
+        return super().merge_environment_settings(url, proxies, stream, own, cert)
 
 
 def _query_attributes(trace: QueryTrace) -> dict[str, Any]:

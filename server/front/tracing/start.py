@@ -1,29 +1,61 @@
-"""`start_sender`: the way to the collector of the configuration, where the packages for it are installed."""
+"""`trace_queries`: traces of a daemon's queries, from where they end to the collector."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from veltair.errors import ConfigError
+from veltair.server.front.engine_client import EngineClient
+from veltair.server.front.inference_service import InferenceService
+from veltair.server.front.metrics import Metrics
+from veltair.server.front.tracing.otlp_settings import OtlpSettings
 from veltair.server.front.tracing.query_traces import QueryTraces
 from veltair.server.front.tracing.trace_sender import Collector, TraceSender
+from veltair.server.wire.io_threads import IoThreads
+from veltair.server.wire.thread_traces import ThreadTraces
 
 
-def otlp_collector() -> Callable[[str, str], Collector]:
-    """Makes one from its address and our version. Raises ConfigError without the packages of the extra `otel`."""
+def otlp_collector() -> Callable[[OtlpSettings, str], Collector]:
+    """Makes one from its settings and our version. Raises ConfigError without the packages of the extra `otel`."""
     try:
         from veltair.server.front.tracing.otlp import OtlpCollector
     except ImportError as error:
-        raise ConfigError(f'server.otel: needs the packages of `pip install "veltair[otel]"` ({error})') from None
+        raise ConfigError(
+            f'traces (server.otel, OTEL_*) need the packages of `pip install "veltair[otel]"` ({error})'
+        ) from None
     return OtlpCollector
 
 
-def start_sender(endpoint: str, version: str) -> TraceSender:
-    """Raises ConfigError as `otlp_collector` does."""
-    return TraceSender(partial(otlp_collector(), endpoint, version))
+@contextmanager
+def trace_queries(
+    settings: OtlpSettings,
+    service: InferenceService,
+    client: EngineClient,
+    metrics: Metrics,
+    threads: IoThreads | None,
+) -> Iterator[None]:
+    """In a loop that runs: trace what is asked from here on. Raises ConfigError as `otlp_collector` does."""
+    with TraceSender(partial(otlp_collector(), settings, service.version)) as sender:
+        traces = service.traces = QueryTraces(
+            sender.add,
+            settings.ratio,
+            metrics.tenant_of,
+            lambda name: metrics.tenants[name].model,
+            None if threads is None else ThreadTraces(threads, settings.ratio),
+        )
+        client.on_traced, metrics.traces = traces.add_blocks, partial(_counts, sender, traces)
+        if threads is not None:
+            threads.on_drained = traces.take
+        following = asyncio.create_task(traces.follow())
+        try:
+            yield
+        finally:
+            following.cancel()
 
 
-def trace_counts(sender: TraceSender, traces: QueryTraces) -> dict[str, int]:
+def _counts(sender: TraceSender, traces: QueryTraces) -> dict[str, int]:
     """What became of all traces so far, for /metrics."""
     return {"sent": sender.sent, "failed": sender.failed, "dropped": sender.dropped + traces.lost}

@@ -39,7 +39,7 @@ class TraceSender:
 
     ::
 
-        with TraceSender(lambda: OtlpCollector("http://127.0.0.1:4317", version="1")) as sender:
+        with TraceSender(lambda: OtlpCollector(OtlpSettings("http://otel:4317"), "1")) as sender:
             sender.add(trace)
     """
 

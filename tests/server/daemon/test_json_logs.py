@@ -66,13 +66,14 @@ def test_each_request_has_a_line(artifacts: Path, tmp_path: Path, fronts: int) -
     assert len({line["pid"] for line in lines(tmp_path) if "pid" in line}) >= 2, "the engine logs JSON too"
 
 
-def test_both_streams_as_one_are_lines_of_json(artifacts: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_both_streams_as_one_are_lines_of_json(artifacts: Path, tmp_path: Path, options: list[str]) -> None:
     """As a container or a journal keeps them; the models are those of a repository, which no configuration names."""
     (models := tmp_path / "models").mkdir()
     (models / "spin").symlink_to(artifacts / "spin")
     config = tmp_path / "serve.toml"
     config.write_text(configuration(artifacts, admin="127.0.0.1:0", repository=str(models), log_format="json"))
-    command = [sys.executable, "-c", SERVE, str(config)]
+    command = [sys.executable, "-c", SERVE, str(config), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         told = []
@@ -83,7 +84,31 @@ def test_both_streams_as_one_are_lines_of_json(artifacts: Path, tmp_path: Path) 
     assert process.returncode == 0
     [ready] = [line for line in told if line.get("event") == "ready"]
     assert ready["tenants"] == ["spin"]
+    assert all(line.keys() >= {"time", "level", "logger", "pid", "message"} for line in told)
+    listening = [line for line in told if line.get("event") == "listening"]
+    assert len(listening) == len(options)
+    for line in (ready, *listening):
+        assert {line[key].partition(":")[0] for key in ("http", "grpc", "admin")} == {"127.0.0.1"}
     assert re.fullmatch(r"ready: http \S+:\d+, grpc \S+:\d+, admin \S+:\d+", ready["message"])
+
+
+@pytest.mark.parametrize("by", ["option", "configuration"])
+def test_a_daemon_that_does_not_start_says_it_in_a_line_of_json(artifacts: Path, tmp_path: Path, by: str) -> None:
+    """An artifact that is none is found once the configuration has said how the log is written."""
+    (artifact := tmp_path / "none").mkdir()
+    config = tmp_path / "serve.toml"
+    if by == "option":
+        config.write_text("[server]\nnothing = 1\n")
+    else:
+        config.write_text(
+            configuration(artifacts, log_format="json") + f'[[tenants]]\nname = "a"\nartifact = "{artifact}"\n'
+        )
+    command = [sys.executable, "-c", SERVE, str(config), *(["--log-format", "json"] if by == "option" else [])]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    told = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert (told[-1]["event"], told[-1]["level"]) == ("failed", "CRITICAL")
+    assert ("nothing" if by == "option" else str(artifact)) in told[-1]["message"]
 
 
 def test_no_access_log(artifacts: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Traces of queries at a collector by others: Phoenix, which takes OTLP over gRPC, and is asked by its own API."""
+"""Traces of queries at a collector by others: Phoenix, which takes OTLP over gRPC and HTTP and is asked by its API."""
 
 from __future__ import annotations
 
@@ -99,10 +99,15 @@ def ask(daemon: Daemon, first: int) -> dict[str, str]:
     return asked
 
 
-def test_one_trace_a_query_and_a_collector_that_comes_back(artifacts: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_one_trace_a_query_and_a_collector_that_comes_back(
+    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
     (folder := tmp_path / "phoenix").mkdir()
     phoenix = Phoenix(folder)
-    with running(tmp_path, configuration(artifacts, "spin", otel=f"http://127.0.0.1:{phoenix.grpc}")) as daemon:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    port = phoenix.grpc if protocol == "grpc" else phoenix.http
+    with running(tmp_path, configuration(artifacts, "spin", otel=f"http://127.0.0.1:{port}")) as daemon:
         with phoenix.running():
             asked = ask(daemon, 1)
             until("their traces", lambda: phoenix.traces().keys() >= asked.keys())

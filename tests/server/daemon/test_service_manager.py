@@ -38,7 +38,9 @@ def test_the_daemon_says_what_it_does(
     name, receiver = manager
     monkeypatch.setenv("NOTIFY_SOCKET", name)
     monkeypatch.setenv("WATCHDOG_USEC", "100000")
-    with running(tmp_path, configuration(artifacts, "mlp")) as daemon:
+    patience = {"lame_duck_s": 0.25, "drain_timeout_s": 120.0}
+    with running(tmp_path, configuration(artifacts, "mlp", **patience)) as daemon:
+        assert receive(receiver) == {"STATUS": "loading the models"}
         assert receive(receiver) == {"READY": "1", "STATUS": "serving"}
         assert receiver.recv(4096) == b"WATCHDOG=1"
         daemon.process.send_signal(signal.SIGHUP)
@@ -46,7 +48,8 @@ def test_the_daemon_says_what_it_does(
         assert reloading["RELOADING"] == "1" and int(reloading["MONOTONIC_USEC"]) > 0
         assert receive(receiver)["READY"] == "1"
         daemon.process.send_signal(signal.SIGTERM)
-        assert receive(receiver) == {"STOPPING": "1", "STATUS": "draining"}
+        stopping = {"STOPPING": "1", "EXTEND_TIMEOUT_USEC": "130250000", "STATUS": "draining"}
+        assert receive(receiver) == stopping
         assert daemon.process.wait(WAIT_S) == 0
 
 

@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from example_models import SPIN_LAYERS
-from otlp_receiver import Trace, receiving
+from otlp_receiver import Trace, receiving, receiving_http
 from running_daemon import configuration, running, serve, spin, until
 from running_engine import WAIT_S
 from tritonclient.utils import InferenceServerException
@@ -117,6 +117,42 @@ def test_a_ratio_of_queries_whose_clients_say_nothing(artifacts: Path, tmp_path:
             check_whole(trace, layers=SPIN_LAYERS)
             told = [span.attributes for span in (trace.root, *trace.children)]
             assert "mlp" not in str(told), "a trace names its own tenant alone"
+
+
+def test_over_http_by_the_standard_variables_alone(
+    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with receiving_http() as collector:
+        for name, value in (
+            ("EXPORTER_OTLP_ENDPOINT", collector.address),
+            ("EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+            ("EXPORTER_OTLP_HEADERS", "x-tenant=a"),
+            ("TRACES_SAMPLER", "parentbased_traceidratio"),
+            ("TRACES_SAMPLER_ARG", "1"),
+        ):
+            monkeypatch.setenv(f"OTEL_{name}", value)
+        asked = []
+        with running(tmp_path, configuration(artifacts, "spin")) as daemon:
+            for name, module, client in clients(daemon):
+                with client:
+                    for turn in range(2):  # by Python, and by an I/O thread
+                        asked.append(f"{name}-{turn}")
+                        client.infer("spin", spin(module, 2, 1), request_id=asked[-1])
+                    client.infer(
+                        "spin", spin(module, 2, 1), request_id="unsampled", headers=traceparent(9, sampled=False)
+                    )
+        found = collector.traces()
+        assert found.keys() == set(asked) and {each["x-tenant"] for each in collector.headers} == {"a"}
+        for trace in found.values():
+            check_whole(trace, layers=SPIN_LAYERS)
+
+
+def test_a_variable_that_cannot_be_followed(artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+    process = serve(tmp_path, configuration(artifacts, "spin", otel="http://127.0.0.1:9"))
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 2
+    assert errors.startswith("veltair serve: OTEL_EXPORTER_OTLP_PROTOCOL: expected ") and errors.count("\n") == 1
 
 
 @pytest.mark.parametrize("how", ["away", "stuck", "refuses"])

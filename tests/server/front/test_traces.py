@@ -11,9 +11,10 @@ import pytest
 
 from veltair.errors import ConfigError, OverloadedError, QueryError, RefusalReason
 from veltair.server.front.tracing.otlp import OtlpCollector
+from veltair.server.front.tracing.otlp_settings import OtlpSettings
 from veltair.server.front.tracing.query_trace import QueryTrace
 from veltair.server.front.tracing.query_traces import MOST_HALVES, QueryTraces
-from veltair.server.front.tracing.start import start_sender
+from veltair.server.front.tracing.start import otlp_collector
 from veltair.server.front.tracing.trace_context import TraceContext
 from veltair.server.front.tracing.trace_sender import TraceSender
 from veltair.server.ipc.messages import QueryEnded
@@ -87,7 +88,7 @@ def test_an_error_says_its_reason_and_not_its_text() -> None:
 
 
 def test_the_spans_of_a_query_are_its_own() -> None:
-    collector = OtlpCollector("http://127.0.0.1:1", version="1")
+    collector = OtlpCollector(OtlpSettings("http://127.0.0.1:1"), version="1")
     try:
         root, *children = collector._spans(ENDED._replace(blocks=(BLOCK, BLOCK)), wall_ns=1000)
         spans = [root, *children]
@@ -157,8 +158,10 @@ def test_traces_that_do_not_arrive_are_counted(answer: bool | Exception, caplog:
 
 def test_without_the_packages_it_is_said_which_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "veltair.server.front.tracing.otlp", None)
-    with pytest.raises(ConfigError, match=r'server\.otel: needs the packages of `pip install "veltair\[otel\]"`'):
-        start_sender("http://127.0.0.1:4317", "1")
+    with pytest.raises(
+        ConfigError, match=r'server\.otel, OTEL_\*\) need the packages of `pip install "veltair\[otel\]"`'
+    ):
+        otlp_collector()
 
 
 def test_without_a_collector_none_of_its_packages_is_loaded() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,15 @@ def test_what_cannot_be_served(artifacts: Path, tmp_path: Path) -> None:
         veltair.serve(artifacts / "mlp", quue_slots=3)
     with pytest.raises(ConfigError, match="policy"):
         veltair.serve(artifacts / "mlp", policy="magic")
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_port_that_is_taken_is_one_line_however_the_log_is_written(artifacts: Path, log_format: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        expected = rf"server\.http: cannot listen on {address} \(Address already in use\)"
+        with pytest.raises(ConfigError, match=f"^{expected}$"):
+            veltair.serve(artifacts / "mlp", http=address, log_format=log_format)
 
 
 def test_a_load_and_what_came_of_it(daemon: veltair.Daemon, tmp_path: Path) -> None:
