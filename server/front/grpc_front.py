@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
 from veltair.config import ServerConfig, split_address
-from veltair.errors import ConfigError, QueryError, RequestError, UnsupportedError
+from veltair.errors import ConfigError, QueryError, RequestError, UnsupportedError, quoted
 from veltair.grpc.server import Server, methods_by_path
 from veltair.grpc.server_call import Method
 from veltair.server.access.callers import Access
@@ -189,7 +189,7 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
 
     def _control(self, request: Any, change: str) -> ModelControl:
         """For a change that the request may ask for. Raises UnsupportedError."""
-        what = f"{request.model_name!r:.80} is not {change}"
+        what = f"{quoted(request.model_name)} is not {change}"
         control = self._service.require_control(what)
         check_control(request.parameters, request.repository_name, what)
         return control

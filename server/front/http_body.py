@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fastapi import Request
 
-from veltair.errors import OverloadedError, RefusalReason, RequestError, TooLargeError
+from veltair.errors import OverloadedError, RefusalReason, RequestError, TooLargeError, quoted
 from veltair.server.protocol.compressed_body import inflate
 from veltair.server.protocol.http_codec import decode_request
 from veltair.server.protocol.infer_request import InferRequest
@@ -97,7 +97,7 @@ async def _decode(request: Request, body: bytes, parser: JsonParser, limit_bytes
         body = await asyncio.to_thread(inflate, body, coding, limit_bytes)
     length = only_value(request.headers.getlist(HEADER_LENGTH), HEADER_LENGTH)
     if length and not (length.isascii() and length.isdecimal() and len(length) < 20):
-        raise RequestError(f"{HEADER_LENGTH} is a count of bytes, got {length!r:.40}")
+        raise RequestError(f"{HEADER_LENGTH} is a count of bytes, got {quoted(length, 40)}")
     header_bytes = int(length) if length else None
     if INLINE_BYTES < (len(body) if header_bytes is None else header_bytes) <= len(body):
         decoded = await parser.parse(body, header_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from veltair.errors import RequestError, TooLargeError, UnsupportedError
+from veltair.errors import RequestError, TooLargeError, UnsupportedError, quoted
 
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}  # zlib's code for the container
 FAST = 1  # compression level of responses: the cores are for the models
@@ -21,7 +21,7 @@ def inflate(body: bytes, coding: str, limit_bytes: int) -> bytes:
     if coding in ("", "identity"):
         return body
     if coding not in _WINDOW_BITS:
-        raise UnsupportedError(f"Content-Encoding {coding!r:.40} is not supported; gzip and deflate are")
+        raise UnsupportedError(f"Content-Encoding {quoted(coding, 40)} is not supported; gzip and deflate are")
     stream: Any = zlib.decompressobj(_WINDOW_BITS[coding])
     try:
         plain = bytes(stream.decompress(body, limit_bytes + 1))

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import grpc
 from google.protobuf.message import DecodeError
 
-from veltair.errors import QueryError, RefusalReason, RequestError
+from veltair.errors import QueryError, RefusalReason, RequestError, quoted
 from veltair.grpc.http2 import hpack
 from veltair.grpc.http2.frames import DATA, HEADERS, message_prefix
 from veltair.grpc.http2.hpack import Field
@@ -137,7 +137,7 @@ class ServerCall(Stream):
         if by_name.get(":method") != "POST" or not by_name.get("content-type", "").startswith("application/grpc"):
             self.send(HEADERS, hpack.encode([(":status", "415")]), end=True)
         elif self._method is None:
-            self._finish(grpc.StatusCode.UNIMPLEMENTED, f"no method {path!r:.80}")
+            self._finish(grpc.StatusCode.UNIMPLEMENTED, f"no method {quoted(path)}")
         else:
             self._set_deadline(by_name.get("grpc-timeout"))
             if self._method.client_streaming:
@@ -272,6 +272,6 @@ class ServerCall(Stream):
             return
         digits, unit = timeout[:-1], timeout[-1:]
         if not (digits.isascii() and digits.isdigit() and len(digits) <= 8 and unit in _UNITS_S):
-            self._finish(grpc.StatusCode.INTERNAL, f"grpc-timeout {timeout!r:.40}")
+            self._finish(grpc.StatusCode.INTERNAL, f"grpc-timeout {quoted(timeout, 40)}")
             return
         self._deadline_ns = min(time.monotonic_ns() + int(int(digits) * _UNITS_S[unit] * 1e9), _NEVER_NS)
