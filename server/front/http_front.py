@@ -110,12 +110,11 @@ def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner
     async def infer(request: Request) -> Response:
         try:
             tenant = only_value(request.headers.getlist(TENANT_HEADER), TENANT_HEADER)
-            received = await read_infer_request(request, service.parser, service.body_limit_bytes, service.bodies)
-        except RequestError:
-            service.metrics.malformed_requests += 1
-            raise
-        except RefusedError as error:
-            service.metrics.refused_early[error.reason] += 1
+            received = await read_infer_request(
+                request, service.parser, service.body_limit_bytes, service.bodies, service.unpacker
+            )
+        except (RequestError, RefusedError) as error:
+            service.metrics.count_unread(error)
             raise
         task = asyncio.current_task()
         assert task is not None

@@ -24,7 +24,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics_exposition
 
-from veltair.errors import RefusalReason
+from veltair.errors import RefusalReason, RefusedError, RequestError
 from veltair.server.front.monitor.event_history import EventHistory
 from veltair.server.front.monitor.hour_history import HourHistory
 from veltair.server.front.process_metrics import DaemonProcess, process_metrics
@@ -118,6 +118,13 @@ class Metrics:
             self.on_ended(number, int(own["end_ns"].max()))
             if name is not None:
                 self.tenants[name].count_batch(own, monotonic_ns, wall_ns)
+
+    def count_unread(self, error: RequestError | RefusedError) -> None:
+        """Count a request that ended before its tenant was known: it could not be decoded, or there was no memory."""
+        if isinstance(error, RefusedError):
+            self.refused_early[error.reason] += 1
+        else:
+            self.malformed_requests += 1
 
     def log_failed(self, query: int, tenant: int, request_id: str, why: str) -> None:
         """Log a query that has failed without Python, of the tenant with this number."""

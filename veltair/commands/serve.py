@@ -31,7 +31,7 @@ from veltair.server.access.certificates import Certificates
 from veltair.server.access.http_access import AccessCheck
 from veltair.server.engine.machine_limits import home_core, limit_machine
 from veltair.server.front.engine_client import EngineClient
-from veltair.server.front.grpc_front import GrpcFront, start_threads
+from veltair.server.front.grpc_front import GrpcFront
 from veltair.server.front.http_front import application
 from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.logs.access_log import AccessLog
@@ -49,7 +49,7 @@ from veltair.server.ipc.daemon_events import EventKind
 from veltair.server.ipc.json_lines import event
 from veltair.server.ipc.process_setup import log_to_stderr, set_nice
 from veltair.server.lifecycle import SERVING, ended_before, leave, read_stdin, reload_when_asked
-from veltair.server.listening import FLUSH_S, HttpServer, address_of, bind, listen_inside, with_descriptors
+from veltair.server.listening import FLUSH_S, HttpServer, address_of, bind, listen_inside, start_threads
 from veltair.server.protocol.origin_check import OriginCheck, known_hosts
 from veltair.server.service_manager import ServiceManager
 from veltair.server.wire import native
@@ -155,7 +155,7 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
         access = Access()
         machine = limit_machine(config.server.cores)
         hosts = known_hosts(split_address(config.server.http)[0], config.server.hosts)
-        threads = start_threads(with_descriptors(config.server), home_core(machine), hosts)
+        threads = start_threads(config.server, home_core(machine), hosts)
         certificates = None
         if threads is not None:
             held.callback(threads.close)

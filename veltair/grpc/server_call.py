@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +26,16 @@ READ_AHEAD = 2  # requests of one stream that are read before the method takes t
 NOT_A_MESSAGE = "the request is no message of its type"
 _JOINED_BYTES = 1 << 16  # up to which a message is copied behind its prefix
 
+# Messages of one kind are known. gRPC-Web is another protocol, whose pages would not understand the answer.
+_GRPC = re.compile(r"application/grpc(?:[+;].*)?")
 _OK_FIELDS = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-accept-encoding", ENCODINGS)]
 ANSWER_HEAD = hpack.encode(_OK_FIELDS)
 ANSWER_TRAILERS = hpack.encode([("grpc-status", "0")])
 _NEVER_NS = 1 << 62  # the latest deadline: later ones have no room in messages
 _UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
-# (body, encoding, largest size) -> the decompressed body; raises RequestError
-Decompress: TypeAlias = Callable[[bytes, str, int], bytes]
+# (body, encoding, largest size) -> the decompressed body; raises RequestError or QueryError
+Decompress: TypeAlias = Callable[[bytes, str, int], bytes | memoryview]
 
 _log = logging.getLogger(__name__)
 
@@ -134,7 +137,7 @@ class ServerCall(Stream):
         path = by_name.get(":path", "")
         self._method = self._methods.get(path)
         self._encoding = by_name.get("grpc-encoding", "")
-        if by_name.get(":method") != "POST" or not by_name.get("content-type", "").startswith("application/grpc"):
+        if by_name.get(":method") != "POST" or not _GRPC.fullmatch(by_name.get("content-type", "")):
             self.send(HEADERS, hpack.encode([(":status", "415")]), end=True)
         elif self._method is None:
             self._finish(grpc.StatusCode.UNIMPLEMENTED, f"no method {quoted(path)}")
@@ -199,7 +202,7 @@ class ServerCall(Stream):
             self.extend_window()
         try:
             return await self._unpacked(request)
-        except RequestError as error:
+        except (RequestError, QueryError) as error:
             self._finish(grpc.StatusCode[error.grpc_code], str(error))
         except DecodeError:
             self._finish(grpc.StatusCode.INTERNAL, NOT_A_MESSAGE)
