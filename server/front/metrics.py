@@ -74,6 +74,7 @@ class Metrics:
         self.refused_early: Counter[str] = Counter()  # by RefusalReason, by Python before the tenant was known
         self.refused_by_threads: Callable[[], Mapping[str, int]] = dict  # likewise, by the I/O threads
         self.traces: Callable[[], Mapping[str, int]] = dict  # of queries, by what became of each; empty: there are none
+        self.certificate_days: Callable[[], Mapping[str, float]] = dict  # until each expires, by the key of its file
         self.build: Mapping[str, str] = {}  # version, policy, …
         self.hour: HourHistory | None = None
         self.events: EventHistory | None = None
@@ -163,6 +164,11 @@ class Metrics:
             for kind in EventKind:
                 events.add_metric((kind,), self.events.counts[kind])
             yield events
+        if days := self.certificate_days():
+            left = GaugeMetricFamily("veltair_certificate_days_left", "Until a certificate expires", labels=("file",))
+            for file, value in days.items():
+                left.add_metric((file,), value)
+            yield left
         if told := self.traces():
             traces = CounterMetricFamily("veltair_traces", "Traces for the collector", labels=("outcome",))
             for outcome, count in told.items():
