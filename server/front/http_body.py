@@ -90,12 +90,15 @@ async def read_infer_request(
     `limit_bytes` bounds the body as sent and unpacked, `memory` and `unpacker` all of them together. `parser` parses
     JSON above `INLINE_BYTES`.
     """
-    with memory.hold() as hold:
-        body: bytes | memoryview = await read_body(request, limit_bytes, hold)
-        coding = request.headers.get("content-encoding", "")
-        if coding:  # unpacking releases the interpreter lock
-            body = await asyncio.to_thread(unpacker.unpack, body, coding, limit_bytes)
-        return await _decode(request, body, parser)
+    try:
+        with memory.hold() as hold:
+            body: bytes | memoryview = await read_body(request, limit_bytes, hold)
+            coding = request.headers.get("content-encoding", "")
+            if coding:  # unpacking releases the interpreter lock
+                body = await asyncio.to_thread(unpacker.unpack, body, coding, limit_bytes)
+            return await _decode(request, body, parser)
+    except MemoryError:
+        raise OverloadedError(RefusalReason.MEMORY) from None
 
 
 async def _decode(request: Request, body: bytes | memoryview, parser: JsonParser) -> HttpRequest:

@@ -112,14 +112,26 @@ def decode_request(body: bytes | memoryview, header_bytes: int | None = None) ->
         inputs.append(NamedTensor(tensor.name, tensor.datatype, tensor.shape, data))
     if at != len(tail):
         raise RequestError(f"{len(tail)} bytes follow the JSON part, the inputs account for {at}")
-    binary = bool(request.parameters.get("binary_data_output", False))
+    binary = _flag("request", request.parameters, "binary_data_output", default=False)
     outputs = []
     for output in request.outputs or ():
-        check_parameters(f"output {quoted(output.name)}", len(output.parameters))
-        location = parse_tensor_location(f"output {quoted(output.name)}", output.parameters)
-        outputs.append(RequestedOutput(output.name, bool(output.parameters.get("binary_data", binary)), location))
+        where = f"output {quoted(output.name)}"
+        check_parameters(where, len(output.parameters))
+        location = parse_tensor_location(where, output.parameters)
+        raw = _flag(where, output.parameters, "binary_data", default=binary)
+        outputs.append(RequestedOutput(output.name, raw, location))
     parameters = {key: value for key, value in request.parameters.items() if value is not None}
     return InferRequest(request.id, parameters, tuple(inputs), tuple(outputs), binary)
+
+
+def _flag(where: str, parameters: Mapping[str, Parameter | None], key: str, *, default: bool) -> bool:
+    """Raises RequestError for what is neither true nor false: "false" would count as true."""
+    value = parameters.get(key)
+    if value is None:
+        return default
+    if value not in (True, False):  # 1 and 0 are
+        raise RequestError(f"{where}: {key} is true or false, got {quoted(value, 40)}")
+    return bool(value)
 
 
 def encode_request(request: InferRequest) -> HttpBody:

@@ -188,6 +188,13 @@ static bool room(void *owner, h2_stream *stream, size_t size) {
   return false;
 }
 
+/* The system gives none for its message. */
+static void no_memory(void *owner, h2_stream *stream) {
+  (void)owner;
+  call *of = h2_context(stream);
+  if (of) grpc_refuse_call(of, MEMORY);
+}
+
 /* A large message, whose head is enough to refuse it: its client need not send the rest. */
 static void begun(void *owner, h2_stream *stream, const uint8_t *data, size_t size) {
   const connection *on = owner;
@@ -290,7 +297,7 @@ static void closed(void *owner, h2_stream *stream) {
 }
 
 const h2_handler grpc_handler = {
-    .headers = headers, .room = room, .begun = begun, .message = message, .too_large = too_large, .end = end,
+    .headers = headers, .room = room, .no_memory = no_memory, .begun = begun, .message = message, .too_large = too_large, .end = end,
     .aborted = aborted, .flushed = flushed, .closed = closed, .long_head = long_head,
 };
 

@@ -157,9 +157,14 @@ class ServerCall(Stream):
             request = _Packed(bytes(data)) if compressed else method.parse(data)
         except DecodeError:
             self._finish(grpc.StatusCode.INTERNAL, NOT_A_MESSAGE)
+        except MemoryError:
+            self.out_of_memory()
         else:
             self._requests.append(request)
             self._wake()
+
+    def out_of_memory(self) -> None:
+        self._finish(grpc.StatusCode.RESOURCE_EXHAUSTED, RefusalReason.MEMORY.text)
 
     def message_too_large(self, size: int) -> None:
         allowed = f"{self._max_message_bytes} bytes are allowed"
@@ -240,6 +245,8 @@ class ServerCall(Stream):
         except asyncio.CancelledError:
             self._finish(grpc.StatusCode.CANCELLED, "cancelled")
             raise
+        except MemoryError:
+            self.out_of_memory()
         except Exception:
             _log.exception("a call failed")
             self._finish(grpc.StatusCode.INTERNAL, "internal error")
