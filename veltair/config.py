@@ -35,7 +35,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     connections_per_address: Positive = 2048  # of IPv4, or a /64 of IPv6
     streams: Annotated[int, msgspec.Meta(gt=0, le=4096)] = 1024  # requests at the same time on a connection over gRPC
     header_bytes: Annotated[int, msgspec.Meta(ge=1024, le=16384)] = 16384  # of a head, and of what chunks add
-    memory_mb: Positive = 1024  # of requests and answers on their way; a quarter of it for one connection
+    memory_mb: Positive = 1024  # of requests and answers on their way, a quarter of it for one connection; and unpacked
     unplanned_requests: Positive = 256  # at the same time, of inference in a form that was not seen before
     head_s: PositiveReal = 10.0  # until the head of a request has come
     body_s: PositiveReal = 60.0  # until the rest of it has
