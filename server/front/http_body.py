@@ -92,11 +92,12 @@ async def read_infer_request(
     """
     try:
         with memory.hold() as hold:
-            body: bytes | memoryview = await read_body(request, limit_bytes, hold)
+            body = await read_body(request, limit_bytes, hold)
             coding = request.headers.get("content-encoding", "")
-            if coding:  # unpacking releases the interpreter lock
-                body = await asyncio.to_thread(unpacker.unpack, body, coding, limit_bytes)
-            return await _decode(request, body, parser)
+            if not coding:
+                return await _decode(request, body, parser)
+            plain = await asyncio.to_thread(unpacker.unpack, body, coding, limit_bytes)  # without the interpreter lock
+            return await _decode(request, plain, parser)
     except MemoryError:
         raise OverloadedError(RefusalReason.MEMORY) from None
 

@@ -49,7 +49,7 @@ class Unpacker:
         with self._lock:
             self._check(plain.nbytes)
             self._held[next(self._numbers)] = plain
-        return memoryview(plain)  # keeps the array, and so does every view of it
+        return plain.data  # keeps the array, and so does every view of it
 
     def _check(self, more_bytes: int) -> None:
         if self.held_bytes + more_bytes > self._most_bytes:
@@ -76,7 +76,7 @@ def inflate(body: bytes, coding: str, limit_bytes: int) -> bytes:
         rest = memoryview(body)[len(body) - len(stream.unused_data) :]
         if not rest:
             return first
-        if coding != "gzip" or rest[:2] != b"\x1f\x8b":
+        if coding != "gzip" or bytes(rest[:2]) != b"\x1f\x8b":
             raise RequestError(f"the {coding} body is followed by other data")
         return b"".join((first, *_further_members(rest, limit_bytes - len(first), limit_bytes)))
     except zlib.error:
@@ -98,7 +98,7 @@ def _further_members(packed: memoryview, room: int, limit_bytes: int) -> Iterato
         members += 1
         if members > MOST_MEMBERS:
             raise RequestError(f"the gzip body has more than {MOST_MEMBERS} members")
-        if packed[at : at + 2] not in (b"\x1f\x8b", b"\x1f"):
+        if bytes(packed[at : at + 2]) not in (b"\x1f\x8b", b"\x1f"):
             raise RequestError("the gzip body is followed by other data")
         stream: Any = zlib.decompressobj(_WINDOW_BITS["gzip"])
         piece = _FIRST_PIECE
