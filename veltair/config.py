@@ -19,7 +19,7 @@ from veltair.toml_file import MOST_BYTES, read_toml
 
 Positive = Annotated[int, msgspec.Meta(gt=0, le=10**9)]
 Bytes = Annotated[int, msgspec.Meta(gt=0, le=2**62)]
-Version = Annotated[int, msgspec.Meta(gt=0, lt=2**63)]  # dates, as some name them, are large
+Version = Annotated[int, msgspec.Meta(gt=0, le=2**63 - 1)]  # dates, as some name them, are large
 PositiveReal = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 SandboxMode = Literal["try", "require", "off"]
 _COLLECTOR = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]\s]+):\d{1,5}/?")
