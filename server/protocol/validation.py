@@ -272,6 +272,6 @@ def warn_of_unknown(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]
     )
     if not unknown:
         return {}
-    named = ", ".join(quoted(key, 60) for key in unknown[:MOST_NAMED])
+    named = ", ".join(quoted(key, 60) for key in unknown[:MOST_NAMED]).encode("ascii", "backslashreplace").decode()
     more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
     return {WARNING_PARAMETER: f"unknown parameter{'s' if len(unknown) > 1 else ''}: {named}{more}"}

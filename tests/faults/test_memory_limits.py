@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 pytestmark = pytest.mark.slow
 
 Rounds = Callable[..., range]
-REFUSED = 503
+REFUSED = {503, 400, 0}  # 400: uvicorn's, where its own buffers get none; 0: the connection ended
 LARGE = 60 << 20  # bytes of a request that the front has no room for, whatever its heap has kept
 
 
@@ -108,7 +108,7 @@ def test_a_front_without_memory(rounds: Rounds, artifacts: Path, tmp_path: Path)
                     ended = {large(daemon) for _ in range(4)}
                     messages = {large_message(daemon) for _ in range(2)}
                     asking.served(200)
-                assert ended <= {REFUSED, 0}, ended
+                assert ended <= REFUSED, ended
                 assert messages == {"StatusCode.RESOURCE_EXHAUSTED"}
                 assert large(daemon) == 400 and large_message(daemon) == "StatusCode.INVALID_ARGUMENT"
             assert not asking.outcomes.keys() & {"wrong", "lost"}, asking.outcomes
