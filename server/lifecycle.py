@@ -9,13 +9,17 @@ import os
 import sys
 from typing import Any
 
+from veltair.config import ServeConfig
 from veltair.errors import VeltairError
+from veltair.server.access.callers import Access
+from veltair.server.access.certificates import Certificates
 from veltair.server.front.engine_client import EngineClient
 from veltair.server.front.grpc_front import GrpcFront
 from veltair.server.ipc.daemon_events import EventKind, Report
 from veltair.server.ipc.json_lines import event
 from veltair.server.repository.model_control import ModelControl
 from veltair.server.service_manager import ServiceManager
+from veltair.server.wire.io_threads import IoThreads
 
 SERVING = "serving"
 
@@ -72,3 +76,20 @@ async def leave(
     if not await ended_before(stop_now, draining):
         await client.shut_down()
     await draining
+
+
+def let_in(
+    access: Access, certificates: Certificates | None, threads: IoThreads | None, config: ServeConfig
+) -> list[str]:
+    """Let the clients of the configuration ask from here on. Returns what is new, in words.
+
+    Raises ConfigError where the certificates cannot be used.
+    """
+    done = []
+    if certificates is not None and certificates.load([c.certificate for c in config.clients if c.certificate]):
+        done.append("read the certificate")
+    if access.replace(config.clients):
+        done.append("let other clients ask")
+        if threads is not None:
+            threads.name_callers(access.names_callers)
+    return done

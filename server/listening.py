@@ -8,7 +8,7 @@ import logging
 import math
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import uvicorn
 from msgspec.structs import replace
@@ -18,6 +18,9 @@ from veltair.config import ServerConfig, split_address
 from veltair.errors import ConfigError
 from veltair.grpc.server import BACKLOG
 from veltair.server.access.inside_protocol import inside_protocol
+from veltair.server.front.grpc_front import MESSAGE_SLACK_BYTES, SERVICE
+from veltair.server.front.inference_service import TENANT_HEADER
+from veltair.server.wire.io_threads import IoThreads
 
 OTHER_DESCRIPTORS = 256  # of libraries, the engine, the threads, the dashboard
 FLUSH_S = 2.0  # for responses still being sent when everything else has ended
@@ -38,6 +41,29 @@ def with_descriptors(server: ServerConfig) -> ServerConfig:
         return server
     _log.warning("%d connections at most: the system gives this process %d descriptors", connections, most)
     return replace(server, limits=replace(server.limits, connections=connections))
+
+
+def start_threads(server: ServerConfig, home: int | None, hosts: Collection[str]) -> IoThreads | None:
+    """The I/O threads that the configuration asks for; None for none. One alone stays on the core `home`.
+
+    `hosts`: names that clients call the server by.
+
+    Raises VeltairError.
+    """
+    server = with_descriptors(server)
+    if not server.fronts:
+        _log.warning("fronts = 0: the budgets of [server.limits] do not hold; for comparison alone")
+        return None
+    return IoThreads(
+        server.fronts,
+        home=home if server.fronts == 1 else None,
+        infer_path=f"/{SERVICE}/ModelInfer",
+        tenant_header=TENANT_HEADER,
+        max_message_bytes=(server.body_limit_mb << 20) + MESSAGE_SLACK_BYTES,
+        max_body_bytes=server.body_limit_mb << 20,
+        limits=server.limits,
+        hosts=hosts,
+    )
 
 
 class HttpServer(uvicorn.Server):

@@ -17,11 +17,13 @@ from veltair.machine.regular_file import read_regular_file
 from veltair.schema_errors import with_key_first
 from veltair.toml_file import MOST_BYTES, read_toml
 
-Positive = Annotated[int, msgspec.Meta(gt=0)]
+Positive = Annotated[int, msgspec.Meta(gt=0, le=10**9)]
+Bytes = Annotated[int, msgspec.Meta(gt=0, le=2**62)]
+Version = Annotated[int, msgspec.Meta(gt=0, le=2**63 - 1)]  # dates, as some name them, are large
 PositiveReal = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 SandboxMode = Literal["try", "require", "off"]
 _COLLECTOR = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]\s]+):\d{1,5}/?")
-Versions = Literal["all"] | Positive | Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
+Versions = Literal["all"] | Version | Annotated[tuple[Version, ...], msgspec.Meta(min_length=1)]
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +37,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     connections_per_address: Positive = 2048  # of IPv4, or a /64 of IPv6
     streams: Annotated[int, msgspec.Meta(gt=0, le=4096)] = 1024  # requests at the same time on a connection over gRPC
     header_bytes: Annotated[int, msgspec.Meta(ge=1024, le=16384)] = 16384  # of a head, and of what chunks add
-    memory_mb: Positive = 1024  # of requests and answers on their way; a quarter of it for one connection
+    memory_mb: Positive = 1024  # of requests and answers on their way, a quarter of it for one connection; and unpacked
     unplanned_requests: Positive = 256  # at the same time, of inference in a form that was not seen before
     head_s: PositiveReal = 10.0  # until the head of a request has come
     body_s: PositiveReal = 60.0  # until the rest of it has
@@ -69,7 +71,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     repository: str | None = None  # a folder of models to serve besides the tenants, each in a folder of its name
     model_control: bool = False  # clients may load and unload models, and have the configuration read again
     max_models: Annotated[int, msgspec.Meta(gt=0, le=1024)] = 64  # versions of models in memory at once
-    max_resident_bytes: Positive | None = None  # of models in memory; what was idle longest leaves; default: no bound
+    max_resident_bytes: Bytes | None = None  # of models in memory; what was idle longest leaves; default: no bound
     model_wait_s: PositiveReal = 30.0  # that a query waits at most for a model which is not in memory
     load_share: Annotated[float, msgspec.Meta(ge=0.01, le=1)] = 0.1  # of a core, to load models while others compute
     lame_duck_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0  # after SIGTERM: not ready, but serving as before

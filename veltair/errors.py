@@ -10,6 +10,21 @@ from enum import StrEnum
 from functools import cached_property
 
 
+def quoted(value: object, most: int = 80) -> str:
+    r"""What a client sent, for the text of an error: printable, in quotes that are closed, and cut.
+
+    >>> quoted("a" * 100, most=8), quoted("it is\\n"), quoted(2.5)
+    ("'aaaaaaaa'…", "'it is\\\\n'", '2.5')
+    """
+    if not isinstance(value, str):
+        shown = repr(value)
+        return shown if len(shown) <= most else f"{shown[:most]}…"
+    kept = value[:most]
+    while len(shown := repr(kept)) > most + 2:  # a character may be shown as ten
+        kept = kept[: -1 - (len(shown) - most - 3) // 10]
+    return shown if len(kept) == len(value) else f"{shown}…"
+
+
 class VeltairError(Exception):
     """Base of all errors that this project raises on purpose."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from veltair.access_config import Role
-from veltair.errors import RequestError, UnauthenticatedError, UnknownPathError
+from veltair.errors import RequestError, UnauthenticatedError, UnknownPathError, quoted
 from veltair.server.access.callers import Access
 from veltair.server.access.inside_protocol import CAME_IN
 from veltair.server.protocol.origin_check import send_refusal
@@ -62,7 +62,7 @@ class AccessCheck:
         here = roles != ("infer",) if came_in == "admin" else "infer" in roles
         if self._apart and not here:
             where = "is served elsewhere" if came_in == "admin" else "is served at the address for administration"
-            raise UnknownPathError(f"{path:.80} {where}")
+            raise UnknownPathError(f"{quoted(path)} {where}")
         authorization = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         self._access.admit(authorization, certificate, roles)
 

@@ -21,6 +21,7 @@ from veltair.errors import (
     UnknownModelError,
     VeltairError,
     error_of_kind,
+    quoted,
 )
 from veltair.server.front.query_result import HeldQuery, QueryResult
 from veltair.server.ipc import messages as m
@@ -123,7 +124,7 @@ class EngineConnection:
         """
         number = self.models.number_of(tenant)
         if number is None:  # it was unloaded meanwhile
-            raise UnknownModelError(f"unknown model {tenant.name!r:.80}")
+            raise UnknownModelError(f"unknown model {quoted(tenant.name)}")
         slot = self._slots.take(number, time.monotonic_ns())
         try:
             content = self.models.write_inputs(number, slot, inputs)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 from google.protobuf import json_format
@@ -15,8 +16,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
-from veltair.config import ServerConfig, split_address
-from veltair.errors import ConfigError, QueryError, RequestError, UnsupportedError
+from veltair.config import split_address
+from veltair.errors import ConfigError, QueryError, RefusedError, RequestError, UnsupportedError, quoted
 from veltair.grpc.server import Server, methods_by_path
 from veltair.grpc.server_call import Method
 from veltair.server.access.callers import Access
@@ -24,7 +25,6 @@ from veltair.server.access.grpc_access import with_access
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService, wants_trace
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.ipc.stages import server_timing
-from veltair.server.protocol.compressed_body import inflate
 from veltair.server.protocol.grpc_codec import GrpcRequest, decode_request, encode_response, parse_request
 from veltair.server.protocol.health_checks import HealthChecks
 from veltair.server.protocol.infer_request import InferRequest
@@ -96,8 +96,8 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             message = grpc_request.message
             request = decode_request(grpc_request)
             tenant = only_value(_metadata(context, TENANT_HEADER), TENANT_HEADER)
-        except RequestError:
-            self._service.metrics.malformed_requests += 1
+        except RequestError as error:
+            self._service.metrics.count_unread(error)
             raise
         left_s = context.time_remaining()
         traces = self._service.traces
@@ -189,7 +189,7 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
 
     def _control(self, request: Any, change: str) -> ModelControl:
         """For a change that the request may ask for. Raises UnsupportedError."""
-        what = f"{request.model_name!r:.80} is not {change}"
+        what = f"{quoted(request.model_name)} is not {change}"
         control = self._service.require_control(what)
         check_control(request.parameters, request.repository_name, what)
         return control
@@ -212,26 +212,15 @@ def _wants_final_mark(request: InferRequest) -> bool:
     return request.parameters.get(_WANTS_FINAL_MARK) is True
 
 
-def start_threads(server: ServerConfig, home: int | None, hosts: Collection[str]) -> IoThreads | None:
-    """The I/O threads that the configuration asks for; None for none. One alone stays on the core `home`.
-
-    `hosts`: names that clients call the server by.
-
-    Raises VeltairError.
-    """
-    if not server.fronts:
-        _log.warning("fronts = 0: the budgets of [server.limits] do not hold; for comparison alone")
-        return None
-    return IoThreads(
-        server.fronts,
-        home=home if server.fronts == 1 else None,
-        infer_path=f"/{SERVICE}/ModelInfer",
-        tenant_header=TENANT_HEADER,
-        max_message_bytes=(server.body_limit_mb << 20) + MESSAGE_SLACK_BYTES,
-        max_body_bytes=server.body_limit_mb << 20,
-        limits=server.limits,
-        hosts=hosts,
-    )
+def _unpack(
+    service: InferenceService, loop: asyncio.AbstractEventLoop, body: bytes, coding: str, limit_bytes: int
+) -> memoryview:
+    """A compressed message, in a thread that may take its time. Raises RequestError, RefusedError."""
+    try:
+        return service.unpacker.unpack(body, coding, limit_bytes)
+    except (RequestError, RefusedError) as error:
+        loop.call_soon_threadsafe(service.metrics.count_unread, error)
+        raise
 
 
 class GrpcFront:
@@ -276,17 +265,18 @@ class GrpcFront:
         for module, servicer in services:
             for descriptor in module.DESCRIPTOR.services_by_name.values():
                 methods |= methods_by_path(descriptor, servicer, {"ModelInferRequest": parse_request})
+        unpack = partial(_unpack, service, asyncio.get_running_loop())
         methods = with_access(methods, access or Access(), apart=apart)
         host, port = split_address(address)
         server: Server | IoThreads
         try:
             if learner is None:
-                server = Server(methods, service.body_limit_bytes + MESSAGE_SLACK_BYTES, inflate)
+                server = Server(methods, service.body_limit_bytes + MESSAGE_SLACK_BYTES, unpack)
                 port = await server.start(host, port)
             else:
                 server = learner.threads
                 server.on_failed = service.metrics.log_failed
-                port = await server.listen(host, port, methods, inflate, service.metrics.count_ended)
+                port = await server.listen(host, port, methods, unpack, service.metrics.count_ended)
         except OSError:
             raise ConfigError(f"server.grpc: cannot listen on {address}") from None
         return cls(server, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", checks)

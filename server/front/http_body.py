@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from fastapi import Request
 
-from veltair.errors import OverloadedError, RefusalReason, RequestError, TooLargeError
-from veltair.server.protocol.compressed_body import inflate
+from veltair.errors import OverloadedError, RefusalReason, RequestError, TooLargeError, quoted
+from veltair.server.protocol.compressed_body import Unpacker
 from veltair.server.protocol.http_codec import decode_request
 from veltair.server.protocol.infer_request import InferRequest
 from veltair.server.protocol.json_parser import INLINE_BYTES, JsonParser
@@ -82,25 +82,33 @@ async def read_body(request: Request, limit_bytes: int, hold: Callable[[int], No
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def read_infer_request(request: Request, parser: JsonParser, limit_bytes: int, memory: BodyMemory) -> HttpRequest:
+async def read_infer_request(
+    request: Request, parser: JsonParser, limit_bytes: int, memory: BodyMemory, unpacker: Unpacker
+) -> HttpRequest:
     """Read, unpack and decode a body. Raises RequestError, or OverloadedError for want of memory.
 
-    `limit_bytes` bounds the body as sent and unpacked. `parser` parses JSON above `INLINE_BYTES`.
+    `limit_bytes` bounds the body as sent and unpacked, `memory` and `unpacker` all of them together. `parser` parses
+    JSON above `INLINE_BYTES`.
     """
-    with memory.hold() as hold:
-        return await _decode(request, await read_body(request, limit_bytes, hold), parser, limit_bytes)
+    try:
+        with memory.hold() as hold:
+            body = await read_body(request, limit_bytes, hold)
+            coding = request.headers.get("content-encoding", "")
+            if not coding:
+                return await _decode(request, body, parser)
+            plain = await asyncio.to_thread(unpacker.unpack, body, coding, limit_bytes)  # without the interpreter lock
+            return await _decode(request, plain, parser)
+    except MemoryError:
+        raise OverloadedError(RefusalReason.MEMORY) from None
 
 
-async def _decode(request: Request, body: bytes, parser: JsonParser, limit_bytes: int) -> HttpRequest:
-    coding = request.headers.get("content-encoding", "")
-    if coding:  # unpacking releases the interpreter lock
-        body = await asyncio.to_thread(inflate, body, coding, limit_bytes)
+async def _decode(request: Request, body: bytes | memoryview, parser: JsonParser) -> HttpRequest:
     length = only_value(request.headers.getlist(HEADER_LENGTH), HEADER_LENGTH)
     if length and not (length.isascii() and length.isdecimal() and len(length) < 20):
-        raise RequestError(f"{HEADER_LENGTH} is a count of bytes, got {length!r:.40}")
+        raise RequestError(f"{HEADER_LENGTH} is a count of bytes, got {quoted(length, 40)}")
     header_bytes = int(length) if length else None
     if INLINE_BYTES < (len(body) if header_bytes is None else header_bytes) <= len(body):
         decoded = await parser.parse(body, header_bytes)
     else:
         decoded = decode_request(body, header_bytes)
-    return HttpRequest(decoded, None if coding else body[:header_bytes])
+    return HttpRequest(decoded, body[:header_bytes] if isinstance(body, bytes) else None)

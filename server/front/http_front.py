@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from veltair.errors import QueryError, RefusedError, RequestError, TooLargeError, UnsupportedError
+from veltair.errors import QueryError, RefusedError, RequestError, TooLargeError, UnsupportedError, quoted
 from veltair.server.front import metrics
 from veltair.server.front.http_body import HEADER_LENGTH, read_body, read_infer_request
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService, wants_trace
@@ -77,7 +77,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         return _error(error.http_status, str(error), headers)
 
     async def no_route(request: Request, error: Any) -> Response:
-        text = {404: f"there is no {request.url.path}", 405: f"{request.url.path} does not take {request.method}"}
+        path = quoted(request.url.path)
+        text = {404: f"there is no {path}", 405: f"{path} does not take {request.method}"}
         return _error(error.status_code, text.get(error.status_code, str(error.detail)), error.headers)
 
     async def invalid(_: Request, error: Any) -> Response:
@@ -109,12 +110,11 @@ def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner
     async def infer(request: Request) -> Response:
         try:
             tenant = only_value(request.headers.getlist(TENANT_HEADER), TENANT_HEADER)
-            received = await read_infer_request(request, service.parser, service.body_limit_bytes, service.bodies)
-        except RequestError:
-            service.metrics.malformed_requests += 1
-            raise
-        except RefusedError as error:
-            service.metrics.refused_early[error.reason] += 1
+            received = await read_infer_request(
+                request, service.parser, service.body_limit_bytes, service.bodies, service.unpacker
+            )
+        except (RequestError, RefusedError) as error:
+            service.metrics.count_unread(error)
             raise
         task = asyncio.current_task()
         assert task is not None
@@ -220,13 +220,13 @@ def _add_server(app: FastAPI, service: InferenceService) -> None:
     async def control(model: str, action: str, request: Request) -> Response:
         if action not in ("load", "unload"):
             raise HTTPException(404)
-        control = service.require_control(what := f"{model!r:.80} is not {action}ed")
+        control = service.require_control(what := f"{quoted(model)} is not {action}ed")
         check_control_body(await read_body(request, INLINE_BYTES), what)
         await (control.load(model) if action == "load" else control.unload(model))
         return _json({})
 
     async def unsupported(request: Request) -> Response:
-        raise UnsupportedError(f"{request.url.path} is not supported: no CUDA memory, trace or logging control")
+        raise UnsupportedError(f"{quoted(request.url.path)} is not supported: no CUDA memory, trace or logging control")
 
     for path in [f"/v2/{name}" for name in _UNSUPPORTED] + ["/v2/models/{model}/trace"]:
         app.add_route(path, unsupported, methods=["GET", "POST"])
@@ -249,7 +249,7 @@ def _add_shared_memory(app: FastAPI, regions: SharedMemoryRegions) -> None:
         try:
             asked = msgspec.json.decode(await read_body(request, INLINE_BYTES), type=_RegionRegistration)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise RequestError(f"region {name!r:.80}: {error}") from None
+            raise RequestError(f"region {quoted(name)}: {error}") from None
         regions.register(name, asked.key, asked.offset, asked.byte_size)
         return _json({})
 

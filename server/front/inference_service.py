@@ -27,6 +27,7 @@ from veltair.server.front.tracing.query_trace import QueryTrace
 from veltair.server.front.tracing.query_traces import QueryTraces
 from veltair.server.front.tracing.trace_context import TraceContext
 from veltair.server.ipc.stages import STAGES, stage_times
+from veltair.server.protocol.compressed_body import Unpacker
 from veltair.server.protocol.datatypes import Array, Tensor
 from veltair.server.protocol.failed_queries import log_failed_query
 from veltair.server.protocol.infer_request import InferRequest, Parameter, TensorLocation
@@ -113,15 +114,15 @@ class InferenceService:
         control: ModelControl | None = None,
         model_control: bool = False,
     ) -> None:
-        """`memory_bytes`: of bodies on their way. `shared_memory`: whether clients may name it for their tensors.
-        `control`: what changes the models; `model_control`: whether clients may use it.
+        """`memory_bytes`: of bodies on their way, and of what they unpack to. `shared_memory`: whether clients may name
+        it for their tensors. `control`: what changes the models; `model_control`: whether clients may use it.
         """
-        self.engine = engine
-        self.metrics = metrics
+        self.engine, self.metrics = engine, metrics
         self.body_limit_bytes = body_limit_bytes
         self.regions = SharedMemoryRegions(body_limit_bytes, allowed=shared_memory)
         self.parser = JsonParser()
         self.bodies = BodyMemory(max(memory_bytes, body_limit_bytes))
+        self.unpacker = Unpacker(max(memory_bytes, body_limit_bytes))
         self.version = installed_version("veltair")
         self.access_log: AccessLog | None = None
         self.traces: QueryTraces | None = None

@@ -24,7 +24,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics_exposition
 
-from veltair.errors import RefusalReason
+from veltair.errors import RefusalReason, RefusedError, RequestError
 from veltair.server.front.monitor.event_history import EventHistory
 from veltair.server.front.monitor.hour_history import HourHistory
 from veltair.server.front.process_metrics import DaemonProcess, process_metrics
@@ -74,6 +74,7 @@ class Metrics:
         self.refused_early: Counter[str] = Counter()  # by RefusalReason, by Python before the tenant was known
         self.refused_by_threads: Callable[[], Mapping[str, int]] = dict  # likewise, by the I/O threads
         self.traces: Callable[[], Mapping[str, int]] = dict  # of queries, by what became of each; empty: there are none
+        self.certificate_days: Callable[[], Mapping[str, float]] = dict  # until each expires, by the key of its file
         self.build: Mapping[str, str] = {}  # version, policy, …
         self.hour: HourHistory | None = None
         self.events: EventHistory | None = None
@@ -119,6 +120,13 @@ class Metrics:
             if name is not None:
                 self.tenants[name].count_batch(own, monotonic_ns, wall_ns)
 
+    def count_unread(self, error: RequestError | RefusedError) -> None:
+        """Count a request that ended before its tenant was known: it could not be decoded, or there was no memory."""
+        if isinstance(error, RefusedError):
+            self.refused_early[error.reason] += 1
+        else:
+            self.malformed_requests += 1
+
     def log_failed(self, query: int, tenant: int, request_id: str, why: str) -> None:
         """Log a query that has failed without Python, of the tenant with this number."""
         log_failed_query(query, self.tenant_of(tenant) or "a tenant that is gone", request_id, why)
@@ -156,6 +164,11 @@ class Metrics:
             for kind in EventKind:
                 events.add_metric((kind,), self.events.counts[kind])
             yield events
+        if days := self.certificate_days():
+            left = GaugeMetricFamily("veltair_certificate_days_left", "Until a certificate expires", labels=("file",))
+            for file, value in days.items():
+                left.add_metric((file,), value)
+            yield left
         if told := self.traces():
             traces = CounterMetricFamily("veltair_traces", "Traces for the collector", labels=("outcome",))
             for outcome, count in told.items():

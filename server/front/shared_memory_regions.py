@@ -18,7 +18,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from veltair.errors import RequestError, TooLargeError, UnsupportedError
+from veltair.errors import RequestError, TooLargeError, UnsupportedError, quoted
 from veltair.server.access.callers import caller
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.protocol.infer_request import NamedTensor, TensorLocation
@@ -76,15 +76,17 @@ class SharedMemoryRegions:
         if not name or len(name) > MAX_NAME:
             raise RequestError(f"the name of a region has 1 to {MAX_NAME} characters, got {len(name)}")
         if match is None:
-            raise RequestError(f"region {name!r:.80}: its key must be a name as shm_open takes it")
+            raise RequestError(f"region {quoted(name)}: its key must be a name as shm_open takes it")
         if offset < 0 or size_bytes < 1:
-            raise RequestError(f"region {name!r:.80}: offset {offset} and byte_size {size_bytes} are no part of memory")
+            raise RequestError(
+                f"region {quoted(name)}: offset {offset} and byte_size {size_bytes} are no part of memory"
+            )
         who = caller.get()
         own = self.list_regions()
         if any(region.name == name for region in own):
-            raise RequestError(f"region {name!r:.80} is registered already")
+            raise RequestError(f"region {quoted(name)} is registered already")
         if len(own) >= MAX_REGIONS:
-            raise RequestError(f"region {name!r:.80}: {MAX_REGIONS} are registered already, which is the most")
+            raise RequestError(f"region {quoted(name)}: {MAX_REGIONS} are registered already, which is the most")
         file = _open(name, match[1], offset + size_bytes, who.user)
         self._regions[who.name, name] = SharedMemoryRegion(name, key, offset, size_bytes, file)
 
@@ -111,7 +113,7 @@ class SharedMemoryRegions:
         if sum(sizes) > self._limit_bytes:
             raise TooLargeError(f"the inputs take {sum(sizes)} bytes, {self._limit_bytes} are allowed")
         return [
-            replace(tensor, data=self._read(f"input {tensor.name!r}", tensor.data))
+            replace(tensor, data=self._read(f"input {quoted(tensor.name)}", tensor.data))
             if isinstance(tensor.data, TensorLocation)
             else tensor
             for tensor in tensors
@@ -122,7 +124,7 @@ class SharedMemoryRegions:
         if locations:
             self.require_allowed()
         for output, location in locations.items():
-            self.file_and_offset(f"output {output!r}", location)
+            self.file_and_offset(f"output {quoted(output)}", location)
 
     def write_outputs(
         self, outputs: Mapping[str, Tensor], locations: Mapping[str, TensorLocation]
@@ -130,15 +132,15 @@ class SharedMemoryRegions:
         """Write the outputs to their locations. Returns the locations with the sizes written. Raises RequestError."""
         stored = {}
         for output, location in locations.items():
-            data, where = tensor_bytes(outputs[output]), f"output {output!r}"
+            data, where = tensor_bytes(outputs[output]), f"output {quoted(output)}"
             if len(data) > location.size_bytes:
                 raise RequestError(f"{where}: takes {len(data)} bytes, its shared memory has {location.size_bytes}")
             file, at = self.file_and_offset(where, location)
             try:
                 if os.fstat(file).st_size < at + len(data) or os.pwrite(file, data, at) < len(data):
-                    raise RequestError(f"{where}: region {location.region!r:.80} has become shorter than it was")
+                    raise RequestError(f"{where}: region {quoted(location.region)} has become shorter than it was")
             except OSError as error:
-                raise RequestError(f"{where}: region {location.region!r:.80}: {error.strerror}") from None
+                raise RequestError(f"{where}: region {quoted(location.region)}: {error.strerror}") from None
             stored[output] = TensorLocation(location.region, location.offset, len(data))
         return stored
 
@@ -151,7 +153,7 @@ class SharedMemoryRegions:
         file, at = self.file_and_offset(where, location)
         data = os.pread(file, location.size_bytes, at)
         if len(data) < location.size_bytes:
-            raise RequestError(f"{where}: region {location.region!r:.80} has become shorter than it was")
+            raise RequestError(f"{where}: region {quoted(location.region)} has become shorter than it was")
         return data
 
     def file_and_offset(self, where: str, location: TensorLocation) -> tuple[int, int]:
@@ -160,13 +162,13 @@ class SharedMemoryRegions:
         if location.offset + location.size_bytes > region.size_bytes:
             raise RequestError(
                 f"{where}: bytes {location.offset} to {location.offset + location.size_bytes} lie outside of region "
-                f"{region.name!r:.80}, which has {region.size_bytes}"
+                f"{quoted(region.name)}, which has {region.size_bytes}"
             )
         return region.file, region.offset + location.offset
 
     def _region(self, name: str) -> SharedMemoryRegion:
         if (region := self._regions.get((caller.get().name, name))) is None:
-            raise RequestError(f"no region {name!r:.80} is registered")
+            raise RequestError(f"no region {quoted(name)} is registered")
         return region
 
 
@@ -175,14 +177,14 @@ def _open(name: str, key: str, end: int, user: str | None) -> int:
     try:
         file = os.open(FOLDER / key, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise RequestError(f"region {name!r:.80}: its memory cannot be opened: {error.strerror}") from None
+        raise RequestError(f"region {quoted(name)}: its memory cannot be opened: {error.strerror}") from None
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_size < end:
         os.close(file)
-        raise RequestError(f"region {name!r:.80}: expected {end} bytes of shared memory, found {found.st_size}")
+        raise RequestError(f"region {quoted(name)}: expected {end} bytes of shared memory, found {found.st_size}")
     if user is not None and found.st_uid != _number_of(user):
         os.close(file)
-        raise RequestError(f"region {name!r:.80}: its memory belongs to another user than {user!r}")
+        raise RequestError(f"region {quoted(name)}: its memory belongs to another user than {user!r}")
     return file
 
 

@@ -27,6 +27,8 @@ class EventKind(StrEnum):
     MODEL_FAILED = "model_failed"
     RELOADED = "reloaded"
     RELOAD_FAILED = "reload_failed"
+    CERTIFICATE_EXPIRES = "certificate_expires"
+    CERTIFICATE_INVALID = "certificate_invalid"
     NOT_READY = "not_ready"
     DRAINING = "draining"
 
@@ -37,10 +39,10 @@ class EventKind(StrEnum):
         return "error" if self in _ERRORS else "info"
 
 
-_WARNINGS = (EventKind.NOT_READY, EventKind.DRAINING)
+_WARNINGS = (EventKind.CERTIFICATE_EXPIRES, EventKind.NOT_READY, EventKind.DRAINING)
 _ERRORS = (
     *(EventKind.WORKER_DIED, EventKind.ENGINE_DIED, EventKind.ENGINE_HUNG, EventKind.ENGINE_START_FAILED),
-    *(EventKind.MODEL_FAILED, EventKind.RELOAD_FAILED),
+    *(EventKind.MODEL_FAILED, EventKind.RELOAD_FAILED, EventKind.CERTIFICATE_INVALID),
 )
 
 # Gets the kind, the model that it is about or "", and what happened in words.

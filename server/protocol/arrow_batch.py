@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from veltair.errors import RequestError
+from veltair.errors import RequestError, quoted
 from veltair.profiles.artifact.strings import MOST_BYTES, Strings
 from veltair.server.protocol.datatypes import datatype_name
 from veltair.server.protocol.flatbuffer import FlatTable
@@ -94,17 +94,17 @@ def _columns(metadata: bytes) -> tuple[_Column, ...]:
             size, children = field.table(3), field.tables(5, 1)
             width = size.number(0, "<i") if size is not None else 0
             if len(children) != 1 or width < 1:
-                raise RequestError(f"column {name!r:.80}: expected a list of at least one value a row")
+                raise RequestError(f"column {quoted(name)}: expected a list of at least one value a row")
             (value,) = children
             kind = value.number(2, "<B")
         if field.table(4) is not None or value.table(4) is not None:
-            raise RequestError(f"column {name!r:.80} is dictionary-encoded; expected its values")
+            raise RequestError(f"column {quoted(name)} is dictionary-encoded; expected its values")
         dtype = TEXTS.get(kind, "") if not nested else ""
         is_text = bool(dtype)
         dtype = dtype or _number_type(kind, value.table(3))
         if not dtype:
             raise RequestError(
-                f"column {name!r:.80}: expected whole numbers, floats, texts, or fixed-size lists of numbers"
+                f"column {quoted(name)}: expected whole numbers, floats, texts, or fixed-size lists of numbers"
             )
         datatype = "BYTES" if is_text else datatype_name(dtype)
         found.append(_Column(name, dtype, is_text, width, datatype, np.dtype(dtype).itemsize, node, buffer))
@@ -138,7 +138,7 @@ def _tensors(columns: tuple[_Column, ...], batch: FlatTable | None, body: memory
     if nodes[:, 1].any():
         at = int(nodes[:, 1].argmax())
         column = [each for each in columns if each.node <= at][-1]
-        raise RequestError(f"column {column.name!r:.80} has nulls")
+        raise RequestError(f"column {quoted(column.name)} has nulls")
     spans, counts = buffers.tolist(), nodes[:, 0].tolist()
     return [_tensor(column, rows, counts[column.node], spans, body) for column in columns]
 
@@ -146,12 +146,12 @@ def _tensors(columns: tuple[_Column, ...], batch: FlatTable | None, body: memory
 def _tensor(column: _Column, rows: int, count: int, spans: list[list[int]], body: memoryview) -> NamedTensor:
     name, dtype, is_text, width, datatype, item_bytes, _, first = column
     if count != rows:
-        raise RequestError(f"column {name!r:.80} has {count} rows, the record batch {rows}")
+        raise RequestError(f"column {quoted(name)} has {count} rows, the record batch {rows}")
     begin, size = spans[first + (2 if width else 1)]
     width = width or 1
     needed = (rows + 1 if is_text else rows * width) * item_bytes
     if size < needed:
-        raise RequestError(f"column {name!r:.80}: a buffer of {size} bytes; {needed} are needed")
+        raise RequestError(f"column {quoted(name)}: a buffer of {size} bytes; {needed} are needed")
     values = body[begin : begin + needed]
     if is_text:
         offsets = np.frombuffer(values, dtype)
@@ -159,7 +159,7 @@ def _tensor(column: _Column, rows: int, count: int, spans: list[list[int]], body
         data = np.frombuffer(body[start : start + length], np.uint8)
         if dtype == "int64":
             if len(offsets) and (int(offsets.max()) > MOST_BYTES or int(offsets.min()) < 0):
-                raise RequestError(f"column {name!r:.80}: offsets beyond {MOST_BYTES} bytes")
+                raise RequestError(f"column {quoted(name)}: offsets beyond {MOST_BYTES} bytes")
             offsets = offsets.astype(np.int32)
         return NamedTensor(name, datatype, (rows, 1), Strings(data, offsets))
     return NamedTensor(name, datatype, (rows, width), values)

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.errors import RequestError
+from veltair.errors import RequestError, quoted
 from veltair.profiles.artifact.strings import Strings
 
 Array: TypeAlias = NDArray[Any]
@@ -50,4 +50,4 @@ def numpy_dtype(datatype: str) -> np.dtype[Any]:
     try:
         return DTYPES[datatype]
     except KeyError:
-        raise RequestError(f"unknown datatype {datatype!r:.40}; one of {', '.join(DTYPES)}, {BYTES}") from None
+        raise RequestError(f"unknown datatype {quoted(datatype, 40)}; one of {', '.join(DTYPES)}, {BYTES}") from None

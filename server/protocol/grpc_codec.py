@@ -9,7 +9,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from veltair.errors import RequestError
+from veltair.errors import RequestError, quoted
 from veltair.server.protocol import length_prefixed
 from veltair.server.protocol.datatypes import BYTES, Array, datatype_name, numpy_dtype
 from veltair.server.protocol.infer_request import (
@@ -132,7 +132,7 @@ def decode_request(request: GrpcRequest) -> InferRequest:
     taken = 0
     inputs = []
     for tensor in message.inputs:
-        where = f"input {tensor.name!r}"
+        where = f"input {quoted(tensor.name)}"
         check_shape(where, tensor.shape)
         if tensor.parameters:
             check_parameters(where, len(tensor.parameters))
@@ -153,9 +153,9 @@ def decode_request(request: GrpcRequest) -> InferRequest:
     parameters = _parameters(message.parameters) if message.parameters else {}
     refuse_unsupported("request", parameters)
     for output in message.outputs:
-        check_parameters(f"output {output.name!r:.80}", len(output.parameters))
+        check_parameters(f"output {quoted(output.name)}", len(output.parameters))
     outputs = tuple(
-        RequestedOutput(o.name, True, parse_tensor_location(f"output {o.name!r}", _parameters(o.parameters)))
+        RequestedOutput(o.name, True, parse_tensor_location(f"output {quoted(o.name)}", _parameters(o.parameters)))
         for o in message.outputs
     )
     return InferRequest(message.id, parameters, tuple(inputs), outputs, True)

@@ -10,6 +10,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from veltair.errors import quoted
+
 PERIOD_S = 0.25  # within which watchers hear of a change
 
 _Response = health_pb2.HealthCheckResponse
@@ -37,7 +39,7 @@ class HealthChecks(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     async def Check(self, request: Any, context: Any) -> Any:
         status = self._status_of(request.service)
         if status == _Response.SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service!r:.80}")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {quoted(request.service)}")
         return _Response(status=status)
 
     async def Watch(self, request: Any, context: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from veltair.errors import RequestError
+from veltair.errors import RequestError, quoted
 from veltair.server.protocol.datatypes import BYTES, Array, datatype_name, numpy_dtype
 from veltair.server.protocol.infer_request import (
     InferRequest,
@@ -84,25 +84,27 @@ def decode_request(body: bytes | memoryview, header_bytes: int | None = None) ->
     refuse_unsupported("request", request.parameters)
     inputs, at = [], 0
     for tensor in request.inputs:
-        check_shape(f"input {tensor.name!r:.80}", tensor.shape)
+        check_shape(f"input {quoted(tensor.name)}", tensor.shape)
         size, location = tensor.parameters.get("binary_data_size"), None
         if len(tensor.parameters) > (size is not None):
-            check_parameters(f"input {tensor.name!r:.80}", len(tensor.parameters))
-            location = parse_tensor_location(f"input {tensor.name!r}", tensor.parameters)
+            check_parameters(f"input {quoted(tensor.name)}", len(tensor.parameters))
+            location = parse_tensor_location(f"input {quoted(tensor.name)}", tensor.parameters)
         data: memoryview | Array | list[bytes] | TensorLocation
         if location is not None:
             if size is not None or bytes(tensor.data):
-                raise RequestError(f"input {tensor.name!r}: has both data and a place in shared memory")
+                raise RequestError(f"input {quoted(tensor.name)}: has both data and a place in shared memory")
             data = location
         elif size is None:
             data = _typed_data(tensor)
         elif not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise RequestError(f"input {tensor.name!r}: binary_data_size must be a count of bytes, got {size!r:.40}")
+            raise RequestError(
+                f"input {quoted(tensor.name)}: binary_data_size must be a count of bytes, got {quoted(size, 40)}"
+            )
         elif bytes(tensor.data):
-            raise RequestError(f"input {tensor.name!r}: has both data and binary_data_size")
+            raise RequestError(f"input {quoted(tensor.name)}: has both data and binary_data_size")
         elif at + size > len(tail):
             raise RequestError(
-                f"input {tensor.name!r}: binary_data_size is {size}, {len(tail) - at} bytes are left in the body"
+                f"input {quoted(tensor.name)}: binary_data_size is {size}, {len(tail) - at} bytes are left in the body"
             )
         else:
             data = tail[at : at + size]
@@ -110,14 +112,26 @@ def decode_request(body: bytes | memoryview, header_bytes: int | None = None) ->
         inputs.append(NamedTensor(tensor.name, tensor.datatype, tensor.shape, data))
     if at != len(tail):
         raise RequestError(f"{len(tail)} bytes follow the JSON part, the inputs account for {at}")
-    binary = bool(request.parameters.get("binary_data_output", False))
+    binary = _flag("request", request.parameters, "binary_data_output", default=False)
     outputs = []
     for output in request.outputs or ():
-        check_parameters(f"output {output.name!r:.80}", len(output.parameters))
-        location = parse_tensor_location(f"output {output.name!r}", output.parameters)
-        outputs.append(RequestedOutput(output.name, bool(output.parameters.get("binary_data", binary)), location))
+        where = f"output {quoted(output.name)}"
+        check_parameters(where, len(output.parameters))
+        location = parse_tensor_location(where, output.parameters)
+        raw = _flag(where, output.parameters, "binary_data", default=binary)
+        outputs.append(RequestedOutput(output.name, raw, location))
     parameters = {key: value for key, value in request.parameters.items() if value is not None}
     return InferRequest(request.id, parameters, tuple(inputs), tuple(outputs), binary)
+
+
+def _flag(where: str, parameters: Mapping[str, Parameter | None], key: str, *, default: bool) -> bool:
+    """Raises RequestError for what is neither true nor false: "false" would count as true."""
+    value = parameters.get(key)
+    if value is None:
+        return default
+    if value not in (True, False):  # 1 and 0 are
+        raise RequestError(f"{where}: {key} is true or false, got {quoted(value, 40)}")
+    return bool(value)
 
 
 def encode_request(request: InferRequest) -> HttpBody:
@@ -211,7 +225,7 @@ def _decoder(item: type, depth: int) -> msgspec.json.Decoder[Any]:
 
 def _typed_data(tensor: _Input) -> Array | list[bytes]:
     """JSON data, flat or nested like the shape, as a flat array of the declared datatype or a list of strings."""
-    where = f"input {tensor.name!r}"
+    where = f"input {quoted(tensor.name)}"
     item = str if tensor.datatype == BYTES else _ITEM[numpy_dtype(tensor.datatype).kind]
     text = memoryview(tensor.data)
     if not text:

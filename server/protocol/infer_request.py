@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from veltair.errors import RequestError, UnsupportedError
+from veltair.errors import RequestError, UnsupportedError, quoted
 from veltair.profiles.artifact.strings import Strings
 from veltair.server.protocol.datatypes import Array
 
@@ -98,7 +98,7 @@ def parse_tensor_location(where: str, parameters: Mapping[str, Any]) -> TensorLo
         return None
     region = parameters.get(_REGION)
     if not isinstance(region, str):
-        raise RequestError(f"{where}: {_REGION} is the name of a region, got {region!r:.80}")
+        raise RequestError(f"{where}: {_REGION} is the name of a region, got {quoted(region)}")
     offset = _count_of_bytes(where, parameters, _OFFSET, 0)
     return TensorLocation(region, offset, _count_of_bytes(where, parameters, _SIZE, None))
 
@@ -106,7 +106,7 @@ def parse_tensor_location(where: str, parameters: Mapping[str, Any]) -> TensorLo
 def _count_of_bytes(where: str, parameters: Mapping[str, Any], key: str, default: int | None) -> int:
     value = parameters.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise RequestError(f"{where}: {key} is a count of bytes, got {value!r:.40}")
+        raise RequestError(f"{where}: {key} is a count of bytes, got {quoted(value, 40)}")
     return value
 
 

@@ -45,7 +45,7 @@ class JsonParser:
         self._child: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
 
-    async def parse(self, body: bytes, header_bytes: int | None = None) -> InferRequest:
+    async def parse(self, body: bytes | memoryview, header_bytes: int | None = None) -> InferRequest:
         """Raises RequestError for a bad body, QueryError when the child died over it."""
         length = _NO_HEADER if header_bytes is None else header_bytes
         answer_header_bytes, answer = await self._ask(_JSON, length, body)

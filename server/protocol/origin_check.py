@@ -1,8 +1,10 @@
 """`OriginCheck`: keeps web pages from using a visitor's browser against this server.
 
 A page may send requests to any address, also to one that only its visitor reaches. Reading the answers takes a name
-that leads here (DNS rebinding), so names have to be known; changing something takes a POST, whose Origin has to be
-this server or one that the configuration allows. Clients other than browsers send no Origin.
+that leads here (DNS rebinding), so names have to be known. What a page of another origin asks for is refused whatever
+the method, since a stream that it holds open costs too; it may lead here by a link alone. Browsers say who asks by
+Origin and Sec-Fetch-Site, and clients other than browsers send neither. Pages that the configuration allows get what
+browsers want to see before they let a page ask and read (CORS, Fetch section 3.2).
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 import msgspec
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from veltair.errors import quoted
 
 ANY = "*"
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -76,35 +80,96 @@ class OriginCheck:
         self._app, self._hosts, self._origins = app, hosts, frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
-        if refusal is None:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status, text = refusal
-        await send_refusal(send, status, text)
+        headers = _only_values(scope["headers"])
+        allowed = (origin := headers.get(b"origin", "")) in self._origins
+        refusal = self._refusal(scope, headers, allowed=allowed)
+        if refusal is not None:
+            await send_refusal(send, *refusal)
+        elif not allowed:
+            await self._app(scope, receive, send)
+        elif scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+            await _answer_preflight(send, origin, headers)
+        else:
+            await self._app(scope, receive, _readable_by(origin, send))
 
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        headers = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
-        hosts = sum(name == b"host" for name, _ in scope["headers"])
-        if hosts > 1 or (not hosts and scope["http_version"] == "1.1"):  # RFC 9112, 3.2
-            return 400, f"a request has one Host header, this one has {hosts or 'none'}"
+    def _refusal(self, scope: Scope, headers: dict[bytes, str], *, allowed: bool) -> tuple[int, str] | None:
+        for name in (b"host", b"origin", b"sec-fetch-site"):
+            count = sum(name == each for each, _ in scope["headers"])
+            missing = name == b"host" and not count and scope["http_version"] == "1.1"  # RFC 9112, 3.2
+            if count > 1 or missing:
+                return 400, f"a request has one {name.decode().title()} header, this one has {count or 'none'}"
         host = headers.get(b"host")
         if host is not None and not is_known(host, self._hosts):
-            return 421, f"this server is not called {host!r:.80}; `hosts` under [server] adds names"
-        if scope["method"] in _SAFE:
-            return None
-        origin = headers.get(b"origin")
-        if origin is None:
-            foreign = headers.get(b"sec-fetch-site", "none") not in ("none", "same-origin")
-        else:
-            foreign = origin not in self._origins and urlsplit(origin).netloc != host
-        if foreign:
-            page = repr(origin)[:80] if origin else "another site"
+            return 421, f"this server is not called {quoted(host)}; `hosts` under [server] adds names"
+        if not allowed and _is_foreign(headers) and not _follows_a_link(scope["method"], headers):
+            page = quoted(origin) if (origin := headers.get(b"origin")) else "another site"
             return 403, f"pages of {page} may not use this server; `origins` under [server] adds some"
         kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
-        if kind in _FORM_TYPES and "sharedmemory" in scope["path"]:
+        if scope["method"] not in _SAFE and kind in _FORM_TYPES and "sharedmemory" in scope["path"]:
             return 415, f"shared memory is registered with application/json, not {kind}"
         return None
+
+
+def _only_values(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, str]:
+    return {name: value.decode("latin-1") for name, value in headers}
+
+
+def _is_foreign(headers: dict[bytes, str]) -> bool:
+    """Whether a page asks that did not come from this server."""
+    origin = headers.get(b"origin")
+    if origin is None:
+        return headers.get(b"sec-fetch-site", "none") not in ("none", "same-origin")
+    return _server_of(origin) != headers.get(b"host")
+
+
+def _server_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:  # as in http://[
+        return None
+
+
+def _follows_a_link(method: str, headers: dict[bytes, str]) -> bool:
+    """Whether the browser leaves the page for what it asks for, in a tab of its own."""
+    mode, into = headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest", "document")
+    return method in ("GET", "HEAD") and b"origin" not in headers and mode == "navigate" and into == "document"
+
+
+async def _answer_preflight(send: Send, origin: str, headers: dict[bytes, str]) -> None:
+    """Let an allowed page ask (Fetch, section 3.2.2). Whatever it asks for is checked when it does."""
+    answer = [
+        *_cors(origin),
+        (b"access-control-allow-methods", b"GET, HEAD, POST"),
+        (b"access-control-max-age", b"600"),
+    ]
+    if wanted := headers.get(b"access-control-request-headers"):
+        answer.append((b"access-control-allow-headers", wanted.encode("latin-1")))
+    if headers.get(b"access-control-request-private-network") == "true":  # a public page, a server at home
+        answer.append((b"access-control-allow-private-network", b"true"))
+    await send({"type": "http.response.start", "status": 204, "headers": answer})
+    await send({"type": "http.response.body"})
+
+
+def _readable_by(origin: str, send: Send) -> Send:
+    """`send`, with answers that a page of this origin may read."""
+
+    async def send_readable(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *_cors(origin)]
+        await send(message)
+
+    return send_readable
+
+
+def _cors(origin: str) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"access-control-allow-origin", origin.encode("latin-1")),
+        (b"access-control-expose-headers", b"*"),
+        (b"vary", b"Origin"),
+    ]
 
 
 async def send_refusal(send: Send, status: int, text: str, more: Sequence[tuple[bytes, bytes]] = ()) -> None:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from veltair.errors import RequestError, UnsupportedError
+from veltair.errors import RequestError, UnsupportedError, quoted
 
 UNLOAD_DEPENDENTS = "unload_dependents"  # nothing here depends on another model
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -49,7 +49,7 @@ def check_control(parameters: Iterable[str], repository: str, what: str) -> None
     """
     for name in parameters:
         if name != UNLOAD_DEPENDENTS:
-            text = f"the parameter {name!r:.80} is not supported: models come from their folders alone"
+            text = f"the parameter {quoted(name)} is not supported: models come from their folders alone"
             raise UnsupportedError(f"{text}; {what}")
     check_repository(repository)
 
@@ -57,7 +57,7 @@ def check_control(parameters: Iterable[str], repository: str, what: str) -> None
 def check_repository(name: str) -> None:
     """Check the name of a repository. Raises UnsupportedError."""
     if name:
-        raise UnsupportedError(f"there is one repository, which has no name; got {name!r:.80}")
+        raise UnsupportedError(f"there is one repository, which has no name; got {quoted(name)}")
 
 
 def _decode(body: bytes, kind: type[_Body], what: str) -> _Body:

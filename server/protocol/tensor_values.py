@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from veltair.errors import RequestError
+from veltair.errors import RequestError, quoted
 from veltair.profiles.artifact.strings import Strings
 from veltair.server.protocol import length_prefixed
 from veltair.server.protocol.datatypes import BYTES, Array, Tensor, datatype_name, numpy_dtype
@@ -22,7 +22,7 @@ def tensor_values(tensor: NamedTensor) -> Tensor:
     >>> tensor_values(NamedTensor("x", "INT32", (2,), bytes([1, 0, 0, 0, 2, 0, 0, 0])))
     array([1, 2], dtype=int32)
     """
-    shape, data, where = tensor.shape, tensor.data, f"input {tensor.name!r}"
+    shape, data, where = tensor.shape, tensor.data, f"input {quoted(tensor.name)}"
     assert not isinstance(data, TensorLocation)  # its bytes were read before
     if min(shape, default=0) < 0:
         raise RequestError(f"{where}: shape {list(shape)} has a negative dimension")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 import numpy as np
 
-from veltair.errors import RequestError
+from veltair.errors import RequestError, quoted
 from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
 from veltair.profiles.artifact.manifest import Manifest, Port
 from veltair.profiles.artifact.ragged_inputs import RaggedInput, all_to_rows
@@ -106,7 +106,7 @@ class InputValidator:
                 values: Tensor = np.frombuffer(data, dtype).reshape(shape)
             else:
                 if tensor.datatype != datatype:
-                    raise RequestError(f"{model}: input {name!r} is {datatype}, got {tensor.datatype!r:.40}")
+                    raise RequestError(f"{model}: input {name!r} is {datatype}, got {quoted(tensor.datatype, 40)}")
                 if not _fits(shape, extents):
                     got = ", ".join(map(str, shape[:16])) + (", …" if len(shape) > 16 else "")
                     raise RequestError(f"{model}: input {name!r} has shape [{wanted}], got [{got}]")
@@ -126,7 +126,7 @@ class InputValidator:
     def _columns(self, tensor: NamedTensor) -> list[NamedTensor]:
         """The inputs in a record batch, of the model's shapes. Columns that the model does not have are refused."""
         if tensor.datatype != "UINT8":
-            raise RequestError(f"{self._model}: input {ARROW_INPUT!r} is UINT8, got {tensor.datatype!r:.40}")
+            raise RequestError(f"{self._model}: input {ARROW_INPUT!r} is UINT8, got {quoted(tensor.datatype, 40)}")
         values = tensor_values(tensor)
         assert not isinstance(values, Strings)  # of datatype BYTES
         found = []
@@ -143,11 +143,11 @@ class InputValidator:
             seen: set[str] = set()
             for tensor in tensors:
                 if tensor.name in seen:
-                    raise RequestError(f"{self._model}: input {tensor.name!r:.80} is given twice")
+                    raise RequestError(f"{self._model}: input {quoted(tensor.name)} is given twice")
                 seen.add(tensor.name)
         if not received.keys() <= self._names:
             unknown = next(name for name in received if name not in self._names)
-            raise RequestError(f"{self._model}: no input {unknown!r:.80}; it takes {_list_names(self.ports)}")
+            raise RequestError(f"{self._model}: no input {quoted(unknown)}; it takes {_list_names(self.ports)}")
 
 
 def _expected_input(
@@ -221,7 +221,7 @@ def validate_outputs(model: str, ports: Sequence[Port], requested: Sequence[Requ
     known = {port.name for port in ports}
     for index, name in enumerate(names):
         if name not in known:
-            raise RequestError(f"{model}: no output {name!r:.80}; it gives {', '.join(sorted(known))}")
+            raise RequestError(f"{model}: no output {quoted(name)}; it gives {', '.join(sorted(known))}")
         if name in names[:index]:
             raise RequestError(f"{model}: output {name!r} is asked for twice")
     return names
@@ -249,7 +249,7 @@ def _integer_parameter(parameters: Mapping[str, Parameter], key: str, meaning: s
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 21:
         value = int(value)  # some gRPC clients send it as a string
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise RequestError(f"parameter {key!r} is {meaning}, an integer from 0 to {most}; got {value!r:.40}")
+        raise RequestError(f"parameter {key!r} is {meaning}, an integer from 0 to {most}; got {quoted(value, 40)}")
     return value
 
 
@@ -257,7 +257,7 @@ def text_parameter(parameters: Mapping[str, Parameter], key: str) -> str:
     """A parameter of text, empty without one. Raises RequestError."""
     value = parameters.get(key, "")
     if not isinstance(value, str):
-        raise RequestError(f"parameter {key!r} is a string; got {value!r:.40}")
+        raise RequestError(f"parameter {key!r} is a string; got {quoted(value, 40)}")
     return value
 
 
@@ -272,6 +272,6 @@ def warn_of_unknown(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]
     )
     if not unknown:
         return {}
-    named = ", ".join(f"{key!a:.60}" for key in unknown[:MOST_NAMED])
+    named = ", ".join(quoted(key, 60) for key in unknown[:MOST_NAMED]).encode("ascii", "backslashreplace").decode()
     more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
     return {WARNING_PARAMETER: f"unknown parameter{'s' if len(unknown) > 1 else ''}: {named}{more}"}

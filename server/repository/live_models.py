@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from veltair.errors import UnknownModelError
+from veltair.errors import UnknownModelError, quoted
 from veltair.server.repository.served_tenant import ServedTenant
 
 
@@ -79,14 +79,16 @@ class LiveModels:
             return self.tenants[name]
         versions = self._versions[name]
         if version not in versions:
-            raise UnknownModelError(f"model {model!r:.80} has no version {version!r:.20}; it has {', '.join(versions)}")
+            raise UnknownModelError(
+                f"model {quoted(model)} has no version {quoted(version, 20)}; it has {', '.join(versions)}"
+            )
         return versions[version]
 
     def _name(self, model: str, tenant: str, sees: Callable[[str], bool]) -> str:
         if tenant:
             if tenant in self.tenants and sees(tenant) and model in (tenant, self.tenants[tenant].manifest.model):
                 return tenant
-            raise UnknownModelError(f"no tenant {tenant!r:.80} serves model {model!r:.80}")
+            raise UnknownModelError(f"no tenant {quoted(tenant)} serves model {quoted(model)}")
         if model in self.tenants and sees(model):
             return model
         serving = [name for name, served in self.tenants.items() if served.manifest.model == model and sees(name)]
@@ -94,4 +96,4 @@ class LiveModels:
             return serving[0]
         if serving:
             raise UnknownModelError(f"model {model!r} is served for several tenants; name one")
-        raise UnknownModelError(f"unknown model {model!r:.80}")
+        raise UnknownModelError(f"unknown model {quoted(model)}")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from veltair.config import ServeConfig, TenantConfig, changed_keys
-from veltair.errors import ArtifactError, ConfigError, RequestError, UnknownModelError, VeltairError
+from veltair.errors import ArtifactError, ConfigError, RequestError, UnknownModelError, VeltairError, quoted
 from veltair.server.ipc.daemon_events import EventKind, Report, report_nothing
 from veltair.server.repository.artifact_loader import ArtifactLoader
 from veltair.server.repository.artifact_sizes import look_at
@@ -200,7 +200,7 @@ class ModelControl:
 
     def _entry(self, name: str) -> TenantConfig:
         if name not in self._entries:
-            raise UnknownModelError(f"the repository has no model {name!r:.80}")
+            raise UnknownModelError(f"the repository has no model {quoted(name)}")
         return self._entries[name]
 
     def _live(self, name: str) -> list[ServedTenant]:

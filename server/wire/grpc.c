@@ -57,6 +57,15 @@ static void refuse_http(call *of) {
   h2_headers(of->stream, block, hpack_encode(block, &status), true); /* frees the call */
 }
 
+/* application/grpc, with what its messages are behind a + or ; such as application/grpc+proto. gRPC-Web is another
+ * protocol, whose pages would not understand the answer. */
+static bool is_grpc(const hpack_field *type) {
+  static const char name[] = "application/grpc";
+  const uint32_t size = sizeof name - 1;
+  if (!begins(type, name)) return false;
+  return type->value_size == size || type->value[size] == '+' || type->value[size] == ';';
+}
+
 /* Whether the head is one of a call; what it says is kept. */
 static bool read_head(call *new, const hpack_field *fields, int count) {
   const char *const tenant = new->asker.connection->thread->wire->tenant_header;
@@ -66,7 +75,7 @@ static bool read_head(call *new, const hpack_field *fields, int count) {
     const hpack_field *field = &fields[i];
     if (is(field, ":method")) post = has(field, "POST");
     else if (is(field, ":path")) infer = has(field, new->asker.connection->thread->wire->infer_path);
-    else if (is(field, "content-type")) grpc = begins(field, "application/grpc");
+    else if (is(field, "content-type")) grpc = is_grpc(field);
     else if (is(field, "grpc-encoding")) plain = has(field, "identity");
     else if (is(field, "grpc-timeout")) {
       new->asker.deadline_ns = deadline_of(field, new->asker.arrival_ns);
@@ -179,6 +188,13 @@ static bool room(void *owner, h2_stream *stream, size_t size) {
   return false;
 }
 
+/* The system gives none for its message. */
+static void no_memory(void *owner, h2_stream *stream) {
+  (void)owner;
+  call *of = h2_context(stream);
+  if (of) grpc_refuse_call(of, MEMORY);
+}
+
 /* A large message, whose head is enough to refuse it: its client need not send the rest. */
 static void begun(void *owner, h2_stream *stream, const uint8_t *data, size_t size) {
   const connection *on = owner;
@@ -281,7 +297,7 @@ static void closed(void *owner, h2_stream *stream) {
 }
 
 const h2_handler grpc_handler = {
-    .headers = headers, .room = room, .begun = begun, .message = message, .too_large = too_large, .end = end,
+    .headers = headers, .room = room, .no_memory = no_memory, .begun = begun, .message = message, .too_large = too_large, .end = end,
     .aborted = aborted, .flushed = flushed, .closed = closed, .long_head = long_head,
 };
 

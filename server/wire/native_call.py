@@ -116,7 +116,12 @@ class NativeCalls:
 def _advance(call: NativeCall, event: CallEvent) -> None:
     if event.kind == native.MESSAGE:
         if not call.closed:
-            call.message_received(memoryview(native.data_of(event)), compressed=bool(event.code))
+            try:
+                data = native.data_of(event)
+            except MemoryError:
+                call.out_of_memory()
+            else:
+                call.message_received(memoryview(data), compressed=bool(event.code))
     elif event.kind == native.END:
         if not call.closed:
             call.remote_open = False

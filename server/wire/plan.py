@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veltair.errors import quoted
 from veltair.profiles.artifact.input_layout import InputLayout, InputSlot
 from veltair.profiles.artifact.manifest import Manifest, Port
 from veltair.server.ipc.native_library import array_address
@@ -151,7 +152,7 @@ def _outputs(
             return None
         if location is not None:
             place = files[location]
-            error = f"output {name!r}: region {location.region!r:.80} has become shorter than it was"
+            error = f"output {name!r}: region {quoted(location.region)} has become shorter than it was"
             if location.size_bytes < view.nbytes or len(error.encode()) >= OUTPUT["error"].itemsize:
                 return None
         rows.append((view.nbytes, array_address(view) - views.address, place.offset, place.file, 0, error.encode()))

@@ -72,6 +72,7 @@ def test_all_but_the_tenants_has_defaults(tmp_path: Path) -> None:
         ("tenants = []", "tenants: expected at least one, or server.repository"),
         ("[server]\nhtpp = 'x:1'\n" + TENANT, "server: object contains unknown field `htpp`"),
         ("[server]\ncores = 0\n" + TENANT, "server.cores: expected `int` >= 1"),
+        (TENANT + "burst = 99999999999999999999\n", "burst"),
         ("[server]\ncores = true\n" + TENANT, "server.cores: expected `int | null`, got `bool`"),
         ("[server]\nplanned_share = 0\n" + TENANT, "server.planned_share: expected `float` > 0.0"),
         ("[server]\nplanned_share = 1.1\n" + TENANT, "server.planned_share: expected `float` <= 1.0"),

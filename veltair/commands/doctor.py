@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +17,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from veltair.access_config import TlsConfig
+from veltair.config import read_config
+from veltair.errors import ConfigError
 from veltair.machine.cgroups import quota_cpus
 from veltair.machine.environment import describe_environment
 from veltair.machine.hardware_counters import SOURCE, CountersMissingError, L3Counters
@@ -24,6 +28,7 @@ from veltair.machine.memory import huge_page_mode
 from veltair.machine.topology import cache_bytes, usable_machine
 from veltair.profiles.runtime.huge_pages import has_huge_pages
 from veltair.scheduler.interference import ObservedSlowdown
+from veltair.server.access.certificates import check_files, valid_times
 from veltair.server.ipc.status_records import SandboxStatus
 from veltair.server.worker.landlock import RESTRICTIONS
 from veltair.server.worker.system_calls import DENIED
@@ -33,15 +38,24 @@ _TOUCHED_BYTES = 64 << 20  # written, so that counters that work must count some
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", type=Path, nargs="?", metavar="CONFIG.toml", help="look at its certificates too")
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
     parser.epilog = """\
 examples:
   veltair doctor
+  veltair doctor serve.toml
   veltair doctor --json"""
 
 
 def run(args: argparse.Namespace) -> int:
     found = report()
+    if args.config is not None:
+        try:
+            tls = read_config(args.config).server.tls
+            found["certificates"] = {} if tls is None else describe_certificates(tls)
+        except ConfigError as error:
+            print(f"veltair doctor: {error}", file=sys.stderr)
+            return 2
     if args.json:
         print(json.dumps(found))
     else:
@@ -117,6 +131,16 @@ def probe_sandbox() -> SandboxStatus:
         return SandboxStatus(gaps=(said,))
 
 
+def describe_certificates(tls: TlsConfig) -> dict[str, dict[str, Any]]:
+    """`{"path", "days_left", "fault"}` of the files by their keys; `fault` is "" for nothing. Raises ConfigError."""
+    check_files(tls)
+    now_s = time.time()
+    return {
+        key: {"path": getattr(tls, key), "days_left": valid.days_left(now_s), "fault": valid.fault(now_s)}
+        for key, valid in valid_times(tls).items()
+    }
+
+
 def describe_sandbox(status: SandboxStatus) -> dict[str, Any]:
     """The layers that confine a worker, what each denies, and why one does not."""
     rights = [restriction.what for restriction in RESTRICTIONS if restriction.abi <= status.landlock_abi]
@@ -171,6 +195,9 @@ def show(found: dict[str, Any], console: Console) -> None:
     table.add_row("counters", ", ".join(counters["events"]) or f"[yellow]none[/]: {counters['reason']}")
     table.add_row("interference", f"[bold]{found['interference']['source']}[/]: {found['interference']['why']}")
     _add_sandbox(table, found["sandbox"])
+    for key, file in found.get("certificates", {}).items():
+        days = f"[green]✔[/] {file['days_left']:.0f} days left"
+        table.add_row(key.replace("_", " "), f"[yellow]✘ {file['fault']}[/]" if file["fault"] else days)
     table.add_row("software", f"Linux {found['kernel']}, Python {found['python']}")
     table.add_row("", ", ".join(f"{name} {version}" for name, version in found["versions"].items()))
     console.print(table, highlight=False)

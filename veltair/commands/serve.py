@@ -27,11 +27,11 @@ from veltair.grpc.server import BACKLOG
 from veltair.machine.malloc import reuse_message_memory
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.server.access.callers import Access
-from veltair.server.access.certificates import Certificates
+from veltair.server.access.certificates import Certificates, check_files, find_faults
 from veltair.server.access.http_access import AccessCheck
 from veltair.server.engine.machine_limits import home_core, limit_machine
 from veltair.server.front.engine_client import EngineClient
-from veltair.server.front.grpc_front import GrpcFront, start_threads
+from veltair.server.front.grpc_front import GrpcFront
 from veltair.server.front.http_front import application
 from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.logs.access_log import AccessLog
@@ -48,12 +48,12 @@ from veltair.server.front.tracing.start import otlp_collector, trace_queries
 from veltair.server.ipc.daemon_events import EventKind
 from veltair.server.ipc.json_lines import event
 from veltair.server.ipc.process_setup import log_to_stderr, logs_json, set_nice
-from veltair.server.lifecycle import SERVING, ended_before, leave, read_stdin, reload_when_asked
-from veltair.server.listening import FLUSH_S, HttpServer, address_of, bind, listen_inside, with_descriptors
+from veltair.server.lifecycle import SERVING, ended_before, leave, let_in, read_stdin, reload_when_asked
+from veltair.server.listening import FLUSH_S, HttpServer, address_of, bind, listen_inside, start_threads
 from veltair.server.protocol.origin_check import OriginCheck, known_hosts
 from veltair.server.service_manager import ServiceManager
 from veltair.server.wire import native
-from veltair.server.wire.io_threads import IoThreads
+from veltair.server.wire.thread_traces import ThreadTraces
 
 NICE = -5  # where allowed: above the workers, since a request or response that waits for a core is lost time
 
@@ -119,6 +119,10 @@ def check(config: ServeConfig, *, as_json: bool) -> int:
     """Check the artifacts of the configuration, and say what would be served. Returns 0; raises UserError."""
     if read_settings(config.server) is not None:
         otlp_collector()
+    if config.server.tls is not None:
+        check_files(config.server.tls)
+        for fault in find_faults(config.server.tls):
+            print(f"warning: {fault}", file=sys.stderr)
     found = {tenant.name: load_artifact(Path(tenant.artifact)) for tenant in config.tenants}
     if as_json:
         print(json.dumps({"ok": True, "tenants": {name: artifact.digest for name, artifact in found.items()}}))
@@ -159,15 +163,14 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
         access = Access()
         machine = limit_machine(config.server.cores)
         hosts = known_hosts(split_address(config.server.http)[0], config.server.hosts)
-        threads = start_threads(with_descriptors(config.server), home_core(machine), hosts)
-        certificates = None
+        threads = start_threads(config.server, home_core(machine), hosts)
+        certificates, events = None, EventHistory()
         if threads is not None:
             held.callback(threads.close)
             if config.server.tls is not None:
-                certificates = Certificates(threads, config.server.tls)
+                certificates = Certificates(threads, config.server.tls, events.add)
                 held.callback(asyncio.create_task(certificates.follow()).cancel)
-        _let_in(access, certificates, threads, config)
-        events = EventHistory()
+        let_in(access, certificates, threads, config)
         starting = asyncio.create_task(EngineClient.start(config, threads, events.add))
         if not await ended_before(stop, starting):
             starting.cancel()
@@ -181,6 +184,8 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
         try:
             metrics = Metrics({n: (t.manifest.model, t.qos) for n, t in client.tenants.items()})
             metrics.denied = access.denied
+            if certificates is not None:
+                metrics.certificate_days = certificates.days_left
             if threads is not None:
                 metrics.refresh, metrics.connections = threads.drain_counts, threads.connection_counts
                 metrics.tenant_of, metrics.refused_by_threads = partial(_tenant_of, client), threads.refusal_counts
@@ -210,7 +215,7 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
             dashboard = Dashboard(client, metrics, machine, apart=admin is not None)
             if (control := client.control) is not None:
                 control.read_config, control.on_change = read, partial(_tell_of_models, client, metrics, dashboard)
-                control.on_reload = partial(_let_in, access, certificates, threads)
+                control.on_reload = partial(let_in, access, certificates, threads)
                 metrics.on_ended = control.room.ended
                 control.room.refresh, metrics.memory_moves = metrics.refresh, control.memory_moves
                 reloading = asyncio.create_task(reload_when_asked(again, control, manager))
@@ -262,23 +267,6 @@ def _tell(config: ServeConfig, kind: str, tenants: Iterable[str], text: str, val
     """Log what a terminal does not need to be told, since `announce` does."""
     if config.server.log_format == "json":
         _log.info(text, value, extra=event(kind, tenants=list(tenants), **fields))
-
-
-def _let_in(
-    access: Access, certificates: Certificates | None, threads: IoThreads | None, config: ServeConfig
-) -> list[str]:
-    """Let the clients of the configuration ask from here on. Returns what is new, in words.
-
-    Raises ConfigError where the certificates cannot be used.
-    """
-    done = []
-    if certificates is not None and certificates.load([c.certificate for c in config.clients if c.certificate]):
-        done.append("read the certificate")
-    if access.replace(config.clients):
-        done.append("let other clients ask")
-        if threads is not None:
-            threads.name_callers(access.names_callers)
-    return done
 
 
 def _tenant_of(client: EngineClient, number: int) -> str | None:

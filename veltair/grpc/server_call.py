@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from urllib.parse import quote
 import grpc
 from google.protobuf.message import DecodeError
 
-from veltair.errors import QueryError, RefusalReason, RequestError
+from veltair.errors import QueryError, RefusalReason, RequestError, quoted
 from veltair.grpc.http2 import hpack
 from veltair.grpc.http2.frames import DATA, HEADERS, message_prefix
 from veltair.grpc.http2.hpack import Field
@@ -25,14 +26,16 @@ READ_AHEAD = 2  # requests of one stream that are read before the method takes t
 NOT_A_MESSAGE = "the request is no message of its type"
 _JOINED_BYTES = 1 << 16  # up to which a message is copied behind its prefix
 
+# Messages of one kind are known. gRPC-Web is another protocol, whose pages would not understand the answer.
+_GRPC = re.compile(r"application/grpc(?:[+;].*)?")
 _OK_FIELDS = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-accept-encoding", ENCODINGS)]
 ANSWER_HEAD = hpack.encode(_OK_FIELDS)
 ANSWER_TRAILERS = hpack.encode([("grpc-status", "0")])
 _NEVER_NS = 1 << 62  # the latest deadline: later ones have no room in messages
 _UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
-# (body, encoding, largest size) -> the decompressed body; raises RequestError
-Decompress: TypeAlias = Callable[[bytes, str, int], bytes]
+# (body, encoding, largest size) -> the decompressed body; raises RequestError or QueryError
+Decompress: TypeAlias = Callable[[bytes, str, int], bytes | memoryview]
 
 _log = logging.getLogger(__name__)
 
@@ -134,10 +137,10 @@ class ServerCall(Stream):
         path = by_name.get(":path", "")
         self._method = self._methods.get(path)
         self._encoding = by_name.get("grpc-encoding", "")
-        if by_name.get(":method") != "POST" or not by_name.get("content-type", "").startswith("application/grpc"):
+        if by_name.get(":method") != "POST" or not _GRPC.fullmatch(by_name.get("content-type", "")):
             self.send(HEADERS, hpack.encode([(":status", "415")]), end=True)
         elif self._method is None:
-            self._finish(grpc.StatusCode.UNIMPLEMENTED, f"no method {path!r:.80}")
+            self._finish(grpc.StatusCode.UNIMPLEMENTED, f"no method {quoted(path)}")
         else:
             self._set_deadline(by_name.get("grpc-timeout"))
             if self._method.client_streaming:
@@ -154,9 +157,14 @@ class ServerCall(Stream):
             request = _Packed(bytes(data)) if compressed else method.parse(data)
         except DecodeError:
             self._finish(grpc.StatusCode.INTERNAL, NOT_A_MESSAGE)
+        except MemoryError:
+            self.out_of_memory()
         else:
             self._requests.append(request)
             self._wake()
+
+    def out_of_memory(self) -> None:
+        self._finish(grpc.StatusCode.RESOURCE_EXHAUSTED, RefusalReason.MEMORY.text)
 
     def message_too_large(self, size: int) -> None:
         allowed = f"{self._max_message_bytes} bytes are allowed"
@@ -199,7 +207,7 @@ class ServerCall(Stream):
             self.extend_window()
         try:
             return await self._unpacked(request)
-        except RequestError as error:
+        except (RequestError, QueryError) as error:
             self._finish(grpc.StatusCode[error.grpc_code], str(error))
         except DecodeError:
             self._finish(grpc.StatusCode.INTERNAL, NOT_A_MESSAGE)
@@ -237,6 +245,8 @@ class ServerCall(Stream):
         except asyncio.CancelledError:
             self._finish(grpc.StatusCode.CANCELLED, "cancelled")
             raise
+        except MemoryError:
+            self.out_of_memory()
         except Exception:
             _log.exception("a call failed")
             self._finish(grpc.StatusCode.INTERNAL, "internal error")
@@ -272,6 +282,6 @@ class ServerCall(Stream):
             return
         digits, unit = timeout[:-1], timeout[-1:]
         if not (digits.isascii() and digits.isdigit() and len(digits) <= 8 and unit in _UNITS_S):
-            self._finish(grpc.StatusCode.INTERNAL, f"grpc-timeout {timeout!r:.40}")
+            self._finish(grpc.StatusCode.INTERNAL, f"grpc-timeout {quoted(timeout, 40)}")
             return
         self._deadline_ns = min(time.monotonic_ns() + int(int(digits) * _UNITS_S[unit] * 1e9), _NEVER_NS)

@@ -14,7 +14,7 @@ import msgspec
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 
-from veltair.errors import OverloadedError, RefusalReason, UnknownModelError, UnknownPathError, VeltairError
+from veltair.errors import OverloadedError, RefusalReason, UnknownModelError, UnknownPathError, VeltairError, quoted
 from veltair.server.access.inside_protocol import CAME_IN
 from veltair.server.front.inference_service import InferenceEngine
 from veltair.server.front.metrics import Metrics
@@ -94,7 +94,7 @@ class Dashboard:
         """One model in full. `?version=N`: another one than the default. Raises UnknownModelError."""
         name, models = request.path_params["model"], self._engine.models
         if name not in models.tenants:
-            raise UnknownModelError(f"unknown model {name!r:.80}")
+            raise UnknownModelError(f"unknown model {quoted(name)}")
         served = models.resolve(name, request.query_params.get("version", ""))
         snapshot = await self.snapshot()
         status = snapshot.status.tenants.get(name) if snapshot else None

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from veltair.access_config import ClientConfig, TlsConfig
-from veltair.commands import serve
 from veltair.config import ServeConfig
 from veltair.errors import ConfigError
+from veltair.server import lifecycle
 from veltair.server.access.callers import Access
 from veltair.server.access.certificates import Certificates
 
@@ -34,7 +34,7 @@ def test_threads_name_callers_from_the_first_client_to_the_last() -> None:
     access, threads = Access(), Threads()
     for clients, told in (((SHOP,), [True]), ((SHOP,), []), ((), [False]), ((), [])):
         threads.told.clear()
-        done = serve._let_in(access, None, threads, ServeConfig(clients=clients))  # type: ignore[arg-type]
+        done = lifecycle.let_in(access, None, threads, ServeConfig(clients=clients))  # type: ignore[arg-type]
         assert threads.told == told and bool(done) == bool(told)
         assert access.names_callers == bool(clients)
 
@@ -45,7 +45,7 @@ def test_certificates_that_cannot_be_used_change_no_clients(tmp_path: Any) -> No
     certificates = Certificates(threads, tls)
     for _ in range(2):
         with pytest.raises(ConfigError, match="No such file"):
-            serve._let_in(access, certificates, threads, ServeConfig(clients=(SHOP,)))  # type: ignore[arg-type]
+            lifecycle.let_in(access, certificates, threads, ServeConfig(clients=(SHOP,)))  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="No such file"):
-            serve._let_in(access, certificates, threads, ServeConfig())  # type: ignore[arg-type]
+            lifecycle.let_in(access, certificates, threads, ServeConfig())  # type: ignore[arg-type]
         assert not threads.told and not access.names_callers

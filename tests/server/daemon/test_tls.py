@@ -100,6 +100,12 @@ def test_stock_clients_over_http_and_grpc(daemon: Daemon, files: Path) -> None:
             np.testing.assert_allclose(infer(client, triton_grpc), mlp_outputs(X), rtol=1e-4, atol=1e-4)
     for path in ("/metrics", "/admin"):
         assert get(daemon.admin, path, context(files)) == 200
+    with urllib.request.urlopen(f"https://{daemon.admin}/metrics", context=context(files)) as answer:
+        days = [
+            line for line in answer.read().decode().splitlines() if line.startswith("veltair_certificate_days_left{")
+        ]
+    [(name, _, left)] = [line.partition(" ") for line in days]
+    assert name == 'veltair_certificate_days_left{file="certificate"}' and 28 < float(left) <= 30
 
 
 def test_large_messages_both_ways(daemon: Daemon, files: Path) -> None:

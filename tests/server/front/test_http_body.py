@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from in_process_front import LIMIT, Front, post_scope, request, run
 
+from veltair.errors import RefusalReason
 from veltair.server.protocol.json_parser import INLINE_BYTES
 
 BAD_BODIES = [
@@ -80,6 +81,32 @@ def test_an_oversized_body_is_refused_from_its_length_and_when_chunked() -> None
         await front.http.aclose()
 
     asyncio.run(chunked())
+
+
+def test_what_bodies_unpack_to_counts_as_memory() -> None:
+    """Small ones that are large inside wait for the parser of large bodies: together they have a bound."""
+
+    async def test(front: Front) -> None:
+        body = gzip.compress(large(1, parameters={"note": "." * INLINE_BYTES}))
+        members = gzip.compress(large(1)[:100]) + gzip.compress(large(1)[100:])
+        service = front.service
+        held = service.unpacker.unpack(gzip.compress(bytes(LIMIT)), "gzip", LIMIT)
+        service.unpacker._most_bytes = 2 * LIMIT - 1
+        more = service.unpacker.unpack(gzip.compress(bytes(LIMIT - 1)), "gzip", LIMIT)
+        answer = await front.http.post("/v2/models/sums/infer", content=body, headers={"Content-Encoding": "gzip"})
+        assert answer.status_code == 503 and "memory" in answer.json()["error"]
+        assert service.metrics.refused_early[RefusalReason.MEMORY] == 1
+        del held, more
+        for content in (body, members):
+            answer = await front.http.post(
+                "/v2/models/sums/infer", content=content, headers={"Content-Encoding": "gzip"}
+            )
+            assert answer.status_code == 200
+        for _ in range(100):  # turns of the loop, which still holds what it is at
+            await asyncio.sleep(0)
+        assert service.unpacker.held_bytes == 0
+
+    run(test)
 
 
 def large(batch: int, **change: Any) -> bytes:

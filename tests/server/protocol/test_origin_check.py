@@ -14,6 +14,9 @@ from veltair.server.protocol.origin_check import OriginCheck, is_known, known_ho
 INFER, REGISTER = "/v2/models/a/infer", "/v2/systemsharedmemory/region/r/register"
 
 
+HEADERS: dict[str, str] = {}  # of the last answer
+
+
 def status(
     method: str = "POST",
     path: str = INFER,
@@ -38,6 +41,8 @@ def status(
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": method, "path": path, "http_version": version, "headers": [*raw, *more]}
     asyncio.run(OriginCheck(app, hosts, origins)(scope, receive, send))
+    HEADERS.clear()
+    HEADERS.update((name.decode(), value.decode()) for name, value in sent[0]["headers"])
     return int(sent[0]["status"])
 
 
@@ -71,8 +76,47 @@ def test_pages_of_other_origins_change_nothing() -> None:
     assert status(**own, origin="null") == status(**own, sec_fetch_site="cross-site") == 403
     assert status(**own, sec_fetch_site="same-site") == 403
     assert status(**own, sec_fetch_site="same-origin") == status(**own, sec_fetch_site="none") == status(**own) == 200
-    assert status("GET", **own, origin="http://evil.example") == 200  # it cannot read the answer
     assert status(**own, origin="https://ours:1", origins=("https://ours:1",)) == 200
+
+
+def test_pages_elsewhere_hold_nothing_open_and_may_lead_here() -> None:
+    """An image, a script or a fetch of a stream costs a viewer's place though its page cannot read it."""
+    own = {"host": "localhost:8000", "path": "/admin/events", "method": "GET"}
+    assert status(**own, origin="http://evil.example") == status(**own, origin="null") == 403
+    for site in ("cross-site", "same-site", "CROSS-SITE", ""):
+        assert status(**own, sec_fetch_site=site, sec_fetch_mode="no-cors", sec_fetch_dest="image") == 403
+        assert status(**own, sec_fetch_site=site, sec_fetch_mode="navigate", sec_fetch_dest="iframe") == 403
+        assert status(**own, sec_fetch_site=site, sec_fetch_mode="navigate", sec_fetch_dest="document") == 200
+    assert status(**own, sec_fetch_site="same-origin", sec_fetch_mode="cors", sec_fetch_dest="empty") == 200
+    form = {"host": "localhost:8000", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
+    assert status(**form, sec_fetch_site="cross-site") == 403
+
+
+def test_what_says_who_asks_is_given_once() -> None:
+    """Of two, the next reader may take the other."""
+    for name, ours, other in (
+        (b"origin", b"http://localhost", b"http://evil.example"),
+        (b"sec-fetch-site", b"same-origin", b"cross-site"),
+    ):
+        assert status(host="localhost", more=((name, ours),)) == 200
+        assert status(host="localhost", more=((name, ours), (name, other))) == 400
+        assert status(host="localhost", more=((name, other), (name, ours))) == 400
+
+
+def test_pages_of_allowed_origins_may_ask_and_read() -> None:
+    page = {"host": "localhost:8000", "origin": "https://ours:1", "origins": ("https://ours:1",)}
+    wanted = {"access_control_request_method": "POST", "access_control_request_headers": "authorization,content-type"}
+    assert status("OPTIONS", **page, **wanted, access_control_request_private_network="true") == 204
+    assert HEADERS["access-control-allow-origin"] == "https://ours:1"
+    assert HEADERS["access-control-allow-headers"] == "authorization,content-type"
+    assert "POST" in HEADERS["access-control-allow-methods"]
+    assert HEADERS["access-control-allow-private-network"] == "true"
+    assert status(**page, sec_fetch_site="cross-site") == status("GET", **page) == 200
+    assert (HEADERS["access-control-allow-origin"], HEADERS["vary"]) == ("https://ours:1", "Origin")
+    assert status("OPTIONS", **page | {"origin": "http://evil.example"}, **wanted) == 403
+    assert status("OPTIONS", **page | {"host": "evil.example"}, **wanted) == 421
+    assert not [name for name in HEADERS if name.startswith("access-control")]
+    assert status("GET", host="localhost", origins=("https://ours:1",)) == 200 and not HEADERS
 
 
 def test_shared_memory_is_not_registered_by_a_form() -> None:
@@ -86,6 +130,11 @@ def test_shared_memory_is_not_registered_by_a_form() -> None:
 @given(st.text(max_size=40))
 def test_any_host_is_judged(host: str) -> None:
     is_known(host, {"localhost"})
+
+
+@given(st.text(st.characters(max_codepoint=255), max_size=40) | st.sampled_from(["http://[", "//]", "http://[::1%25"]))
+def test_any_origin_is_judged(origin: str) -> None:
+    assert status(host="localhost", more=((b"origin", origin.encode("latin-1")),)) in (200, 403)
 
 
 @given(st.ip_addresses(), st.none() | st.integers(0, 65535))

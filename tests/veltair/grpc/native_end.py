@@ -29,6 +29,7 @@ _CALLBACKS: dict[str, Any] = {
     "closed": CFUNCTYPE(None, c_void_p, c_void_p),
     "ready": CFUNCTYPE(None, c_void_p),
     "long_head": CFUNCTYPE(None, c_void_p, c_void_p),
+    "no_memory": CFUNCTYPE(None, c_void_p, c_void_p),
 }
 
 
@@ -191,6 +192,9 @@ class NativeEnd(End):
 
     def _headers(self, owner: int, stream: int, fields: Any, count: int) -> None:
         self._add(stream, "headers", _fields(fields, count))
+
+    def _no_memory(self, owner: int, stream: int) -> None:
+        self._add(stream, "no_memory")
 
     def _long_head(self, owner: int, stream: int) -> None:
         self._add(stream, "long_head")

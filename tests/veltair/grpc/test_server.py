@@ -134,20 +134,28 @@ def test_refusals(kind: str, refusal: Refusal) -> None:
     run_with_server(kind, body)
 
 
+NOT_SERVED, SERVED = (":status", "415"), (":status", "200")
+
+
 @pytest.mark.parametrize(
-    ("method", "timeout", "expected"),
+    ("method", "content", "timeout", "expected"),
     [
-        ("GET", "1S", (":status", "415")),
-        ("POST", "12x", ("grpc-status", str(grpc.StatusCode.INTERNAL.value[0]))),
+        ("GET", "", "1S", NOT_SERVED),
+        ("POST", "", "12x", ("grpc-status", str(grpc.StatusCode.INTERNAL.value[0]))),
+        ("POST", "+proto", "1S", SERVED),
+        ("POST", ";a=b", "1S", SERVED),
+        ("POST", "-web", "1S", NOT_SERVED),
+        ("POST", "-web-text+proto", "1S", NOT_SERVED),
+        ("POST", "x", "1S", NOT_SERVED),
     ],
 )
-def test_requests_that_are_not_grpc(kind: str, method: str, timeout: str, expected: hpack.Field) -> None:
+def test_requests_that_are_not_grpc(kind: str, method: str, content: str, timeout: str, expected: hpack.Field) -> None:
     block = hpack.encode(
         [
             (":method", method),
             (":scheme", "http"),
             (":path", "/t/echo"),
-            ("content-type", "application/grpc"),
+            ("content-type", f"application/grpc{content}"),
             ("grpc-timeout", timeout),
         ]
     )

@@ -61,6 +61,10 @@ class Stream(ABC):
         """The head of a request is larger than is accepted: the stream has to end."""
         self.reset(frames.ENHANCE_YOUR_CALM)
 
+    def out_of_memory(self) -> None:
+        """There is no memory for a message: the stream has to end. Further data is dropped."""
+        self.reset(frames.ENHANCE_YOUR_CALM)
+
     @abstractmethod
     def message_received(self, data: memoryview, *, compressed: bool) -> None:
         """A message is complete."""
@@ -137,7 +141,12 @@ class Stream(ABC):
                     self._refused = True
                     self.message_too_large(size)
                     return
-                message = self._message = np.empty(size, np.uint8).data
+                try:
+                    message = self._message = np.empty(size, np.uint8).data
+                except MemoryError:
+                    self._refused = True
+                    self.out_of_memory()
+                    return
                 self._filled = 0
             begin = self._filled
             part = data[: len(message) - begin]

@@ -46,6 +46,8 @@ typedef struct {
   void (*ready)(void *owner);
   /* The head of a request is larger than allowed; the callee ends the stream. NULL: it is reset. */
   void (*long_head)(void *owner, h2_stream *stream);
+  /* The system gives no memory for a message; the callee ends the stream. NULL: it is reset. */
+  void (*no_memory)(void *owner, h2_stream *stream);
 } h2_handler;
 
 /* What the other side may have. */

@@ -70,8 +70,13 @@ static bool begin_message(h2_stream *stream) {
   }
   stream->message = new_message(size);
   if (!stream->message) {
-    h2_write_word(connection, RST_STREAM, stream->number, INTERNAL_ERROR);
-    h2_abort(stream, INTERNAL_ERROR);
+    stream->refused = true;
+    if (connection->handler.no_memory) {
+      connection->handler.no_memory(connection->owner, stream);
+    } else {
+      h2_write_word(connection, RST_STREAM, stream->number, INTERNAL_ERROR);
+      h2_abort(stream, INTERNAL_ERROR);
+    }
     return false;
   }
   stream->message_size = size;
