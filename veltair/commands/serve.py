@@ -53,7 +53,6 @@ from veltair.server.listening import FLUSH_S, HttpServer, address_of, bind, list
 from veltair.server.protocol.origin_check import OriginCheck, known_hosts
 from veltair.server.service_manager import ServiceManager
 from veltair.server.wire import native
-from veltair.server.wire.thread_traces import ThreadTraces
 
 NICE = -5  # where allowed: above the workers, since a request or response that waits for a core is lost time
 
