@@ -147,7 +147,8 @@ def load_model(
     constants |= {name: rows for name, rows in stored.items() if name in values}
     _check_values(folded.nodes, values, path)
     nodes = tuple(folded.nodes)
-    inputs = tuple(values[i.name] for i in simple.graph.input if i.name not in constants)
+    ports = (values[i.name] for i in simple.graph.input if i.name not in constants)
+    inputs = tuple(spec for spec in ports if 0 not in spec.shape)  # nobody has to give what has no elements
     outputs = tuple(values[name] for name in folded.outputs)
     for spec in (*inputs, *outputs):
         if spec.dtype not in PORT_TYPES:
@@ -188,8 +189,11 @@ def parse_model(path: Path) -> onnx.ModelProto:
     except Exception:
         raise ModelError(f"{path}: not an ONNX file (no ModelProto could be read from it)") from None
     graph = proto.graph
-    if not graph.node or not graph.output or not any(o.domain in STANDARD for o in proto.opset_import):
+    if not graph.node or not graph.output or not proto.opset_import:
         raise ModelError(f"{path}: not an ONNX model (it has no nodes, no output or no operator set)")
+    if not any(entry.domain in STANDARD for entry in proto.opset_import):
+        # Trees and pipelines may have operators of ai.onnx.ml alone.
+        proto.opset_import.append(onnx.helper.make_opsetid("", OPSET))
     return proto
 
 
@@ -237,8 +241,8 @@ def _is_dynamic(proto: onnx.ModelProto, path: Path) -> bool:
             raise ModelError(f"{where} is not a tensor with a shape")
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if dim.HasField("dim_value"):
-                if dim.dim_value < 1:
-                    raise ModelError(f"{where}: dimension {axis} is {dim.dim_value}; expected at least 1, or a name")
+                if dim.dim_value < 0:
+                    raise ModelError(f"{where}: dimension {axis} is {dim.dim_value}; expected a size, or a name")
             elif axis:
                 raise ModelError(
                     f"{where}: dimension {axis} is symbolic ({dim.dim_param or 'without a name'}); only the first may "

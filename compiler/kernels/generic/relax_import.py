@@ -125,7 +125,18 @@ class _ClippingGather(onnx_frontend.Gather):  # type: ignore[misc]  # TVM has no
             known = indices.value.numpy()
             known = np.where(known < 0, known + int(extent), known)
             return relax.op.take(data, relax.const(known, str(known.dtype)), axis, mode="clip")
-        return relax.op.take(data, indices, axis, mode="clip")
+
+        def gather(data: Any, indices: Any) -> Any:
+            first, rank = axis % len(data.shape), len(indices.shape)
+
+            def element(*at: Any) -> Any:
+                index = _inside(indices(*at[first : first + rank]), data.shape[first])
+                return data(*at[:first], index, *at[first + rank :])
+
+            shape = [*data.shape[:first], *indices.shape, *data.shape[first + 1 :]]
+            return te.compute(shape, element, name="gather")
+
+        return bb.emit_te(gather, data, indices)
 
 
 class _ClippingGatherElements(onnx_frontend.GatherElements):  # type: ignore[misc]  # TVM has no types
@@ -242,6 +253,19 @@ class _TypedOneHot(onnx_frontend.OneHot):  # type: ignore[misc]  # TVM has no ty
         return relax.op.astype(super()._impl_v11(bb, inputs, attr, params), str(inputs[2].ty.dtype.dtype))
 
 
+class _IsInf(onnx_frontend.IsInf):  # type: ignore[misc]  # TVM has no types
+    """ONNX IsInf of one sign or both; TVM's converter knows no signs."""
+
+    @classmethod
+    def _impl_v10(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        found, zero = relax.op.isinf(inputs[0]), relax.const(0, str(inputs[0].ty.dtype.dtype))
+        if not attr.get("detect_negative", 1):
+            found = relax.op.logical_and(found, relax.op.greater(inputs[0], zero))
+        if not attr.get("detect_positive", 1):
+            found = relax.op.logical_and(found, relax.op.less(inputs[0], zero))
+        return found
+
+
 @contextmanager
 def _own_converters() -> Iterator[None]:
     original = onnx_frontend._get_convert_map
@@ -251,6 +275,7 @@ def _own_converters() -> Iterator[None]:
         "GatherND": _ClippingGatherND,
         "CumSum": _CumSum,
         "Expand": _Expand,
+        "IsInf": _IsInf,
         "ScatterElements": _clipping_scatter(onnx_frontend.ScatterElements, is_nd=False),
         "ScatterND": _clipping_scatter(onnx_frontend.ScatterND, is_nd=True),
         "OneHot": _TypedOneHot,
