@@ -48,6 +48,7 @@ TYPES = {"float32", "int64", "int32", "bool", "uint8", "int8"}
 TOLERANCE = 1e-3  # of an output's largest value
 MOST_BYTES = 8 << 30  # of memory that a process of cases may take
 AT_ONCE = 40  # cases of one process: compilers do not give all memory back
+WORKER = (sys.executable, "-m", "bench.node_cases", "--worker")
 BAD = ("wrong", "crashes", "hangs", "unnamed")
 Case = tuple[str, onnx.ModelProto, dict[str, NDArray[Any]], list[NDArray[Any]]]
 
@@ -154,11 +155,10 @@ class _Worker:
     """A process that tries cases one after the other."""
 
     def __init__(self, names: list[str], seed: int, seconds: float) -> None:
-        command = [sys.executable, "-m", "bench.node_cases", "--worker", "--seed", str(seed)]
         self._names = names
         self._seconds = seconds
         self._process = subprocess.Popen(
-            command,
+            [*WORKER, "--seed", str(seed)],
             cwd=ROOT,
             text=True,
             stdin=subprocess.PIPE,
@@ -185,7 +185,8 @@ class _Worker:
                     return
                 yield name, json.loads(line)
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended, and left no child
+                os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
 
 
