@@ -23,7 +23,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from fnmatch import fnmatch
@@ -115,17 +115,24 @@ def outcome(folder: Path, model: onnx.ModelProto, feeds: dict[str, NDArray[Any]]
         return f"refused: {str(error).replace(str(path), path.name)[:300]}"
     except Exception as error:  # what has no name of ours is what this looks for
         return f"unnamed: {type(error).__name__}: {str(error)[:300]}"
-    for port, right in zip(model.graph.output, wanted, strict=True):
-        result = np.asarray(found[port.name])
-        if result.shape != right.shape:
-            return f"wrong: {port.name} has shape {result.shape}, expected {right.shape}"
-        if result.dtype != right.dtype:
-            return f"wrong: {port.name} is {result.dtype}, expected {right.dtype}"
-        _, error = largest_errors(result, right)
-        if not error <= TOLERANCE:
-            return f"wrong: {port.name} is off by {error:.2g} of its largest value"
+    if fault := difference({port.name: found[port.name] for port in model.graph.output}, wanted):
+        return f"wrong: {fault}"
     fallback = any(layer.op == "onnxruntime" for layer in artifact.manifest.layers)
     return "with ONNX Runtime" if fallback else "ours"
+
+
+def difference(found: Mapping[str, Any], wanted: Iterable[NDArray[Any]]) -> str | None:
+    """What differs between outputs by name and those that are right, in the same order."""
+    for (name, value), right in zip(found.items(), wanted, strict=True):
+        result = np.asarray(value)
+        if result.shape != right.shape:
+            return f"{name} has shape {result.shape}, expected {right.shape}"
+        if result.dtype != right.dtype:
+            return f"{name} is {result.dtype}, expected {right.dtype}"
+        _, error = largest_errors(result, right)
+        if not error <= TOLERANCE:
+            return f"{name} is off by {error:.2g} of its largest value"
+    return None
 
 
 def _outcomes(names: list[str], seed: int, seconds: float, jobs: int) -> Iterator[tuple[str, str]]:

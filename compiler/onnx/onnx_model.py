@@ -23,6 +23,7 @@ from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
+from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.quantised_nodes import (
     QuantisedConstant,
     find_quantised,
@@ -279,6 +280,10 @@ def _check_values(nodes: Sequence[onnx.NodeProto], values: Mapping[str, TensorSp
     """Refuse nodes whose outputs have types or shapes that no kernel supports."""
     for node in nodes:
         where = f"{path}: node {node.name!r}"
+        if node.op_type == "Conv":  # ONNX's inference does not compare these
+            taken, given = attribute(node, "group", 1) * values[node.input[1]].shape[1], values[node.input[0]].shape[1]
+            if given != taken:
+                raise ModelError(f"{where}: Conv's weights are for {taken} channels, and its input has {given}")
         for spec in (values[name] for name in node.output if name):
             if spec.dtype not in VALUE_TYPES:
                 raise ModelError(f"{where}: operator {node.op_type} gives {spec.dtype}; expected float32 or integers")

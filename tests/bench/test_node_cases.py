@@ -17,10 +17,16 @@ def test_what_a_case_ends_as(tmp_path: Path) -> None:
     proto, feeds = model([node("Relu", "x", "y")], [port("x")], [port("y")], []), {"x": -np.ones((2, 4), np.float32)}
     zeros = np.zeros((2, 4), np.float32)
     assert node_cases.outcome(tmp_path / "right", proto, feeds, [zeros]) == "ours"
-    assert node_cases.outcome(tmp_path / "wrong", proto, feeds, [zeros + 1]).startswith("wrong: y is off by")
-    assert node_cases.outcome(tmp_path / "type", proto, feeds, [zeros.astype(int)]).startswith("wrong: y is float32")
     refused = model([node("RandomUniformLike", "x", "y")], [port("x")], [port("y")], [])
     assert node_cases.outcome(tmp_path / "refused", refused, feeds, [zeros]).startswith("refused: model.onnx: node")
+
+
+def test_what_is_wrong_is_said() -> None:
+    zeros = np.zeros((2, 4), np.float32)
+    assert node_cases.difference({"y": zeros}, [zeros]) is None
+    assert node_cases.difference({"y": zeros}, [zeros + 1]) == "y is off by 1 of its largest value"
+    assert node_cases.difference({"y": zeros}, [zeros.astype(int)]) == "y is float32, expected int64"
+    assert node_cases.difference({"y": zeros}, [zeros.T]) == "y has shape (2, 4), expected (4, 2)"
 
 
 def test_a_case_that_crashes_costs_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,13 @@ def test_a_negative_size_is_refused(tmp_path: Path) -> None:
         load_model(saved(tmp_path, model([node("Relu", "x", "y")], [port("x", ["n", -4])], [port("y", None)], [])))
 
 
+def test_a_convolution_of_other_channels_than_its_weights_is_refused(tmp_path: Path) -> None:
+    weights = numpy_helper.from_array(np.ones((4, 1, 3, 3), np.float32), "w")
+    proto = model([node("Conv", "x w", "y", group=3)], [port("x", [1, 4, 5, 5])], [port("y", None)], [weights])
+    with pytest.raises(ModelError, match="weights are for 3 channels, and its input has 4"):
+        load_model(saved(tmp_path, proto))
+
+
 def test_operators_of_scikit_learn_alone_need_no_standard_set(tmp_path: Path) -> None:
     nodes = [helper.make_node("Binarizer", ["x"], ["y"], "b", domain="ai.onnx.ml", threshold=0.5)]
     proto = model(nodes, [port("x", ["n", 4])], [port("y", ["n", 4], F)], [])
