@@ -152,6 +152,28 @@ class _CumSum(onnx_frontend.CumSum):  # type: ignore[misc]  # TVM has no types
         return bb.emit_te(total, inputs[0])
 
 
+class _Div(onnx_frontend.Div):  # type: ignore[misc]  # TVM has no types
+    """ONNX Div; by a computed integer 0 it gives 0, as numpy does, since the CPU would end the process."""
+
+    @classmethod
+    def base_impl(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        number, divisor = inputs[:2]
+        tensors = all(isinstance(value.ty, relax.TensorType) for value in inputs)
+        if not tensors or "int" not in str(divisor.ty.dtype) or isinstance(divisor, tvm.ir.GenericConst):
+            return super().base_impl(bb, inputs, attr, params)
+        dtype = str(divisor.ty.dtype.dtype)
+        zero, one = relax.const(0, dtype), relax.const(1, dtype)
+        no_divisor = bb.normalize(relax.op.equal(divisor, zero))
+        if dtype.startswith("u"):
+            quotient = relax.op.divide(number, bb.normalize(relax.op.where(no_divisor, one, divisor)))
+            return relax.op.where(no_divisor, zero, bb.normalize(quotient))
+        turned = bb.normalize(relax.op.equal(divisor, relax.const(-1, dtype)))  # the least number by -1 overflows
+        unsafe = bb.normalize(relax.op.logical_or(no_divisor, turned))
+        quotient = bb.normalize(relax.op.divide(number, bb.normalize(relax.op.where(unsafe, one, divisor))))
+        negated = bb.normalize(relax.op.subtract(zero, number))
+        return relax.op.where(no_divisor, zero, bb.normalize(relax.op.where(turned, negated, quotient)))
+
+
 class _Resize(onnx_frontend.Resize):  # type: ignore[misc]  # TVM has no types
     """ONNX Resize by scales that fit; TVM takes the quotient of the extents for the scale."""
 
@@ -201,6 +223,7 @@ CONVERTERS = {  # by operator
     "GatherElements": _ClippingGatherElements,
     "GatherND": _ClippingGatherND,
     "CumSum": _CumSum,
+    "Div": _Div,
     "Expand": _Expand,
     "IsInf": _IsInf,
     "ScatterElements": _clipping_scatter(onnx_frontend.ScatterElements, is_nd=False),

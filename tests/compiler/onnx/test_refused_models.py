@@ -135,7 +135,10 @@ BAD_GRAPHS = [
     (model([node("Relu", "x", "y")], [port("x", ("n", "NaN"))], [port("y", None)]), "dimension 1 is symbolic"),
     (model([node("Relu", "x", "y")], [port("x", None)]), "'x' is not a tensor with a shape"),
     (model([node("Relu", "x", "y")], [port("x", (1 << 40, 1 << 40))], [port("y", None)]), "memory"),
-    (model([node("Conv", "x w", "y")], [port("x", (1, 1, 2, 2))], [port("y", None)], [FILTER]), "output 'y' has no elements"),
+    (
+        model([node("Conv", "x w", "y")], [port("x", (1, 1, 2, 2))], [port("y", None)], [FILTER]),
+        "output 'y' has no elements",
+    ),
     (model([node("Add", "x w", "y")], [port("x", (3, 5))], [port("y", None)]), "the Add"),
     (model([node("Sqrt", "x", "y")], [port("x", kind=F64)], [port("y", kind=F64)]), "float64; expected float32"),
     (model([node("Cast", "x", "s", to=TensorProto.STRING), node("Cast", "s", "y", to=F)]), "the Cast.*string"),
