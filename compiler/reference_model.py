@@ -23,6 +23,10 @@ from veltair.profiles.artifact.ragged_inputs import all_to_ragged
 from veltair.profiles.artifact.strings import Strings
 
 Arrays = list[NDArray[Any]]
+TYPES = {  # by ONNX Runtime's names
+    f"tensor({name})": np.dtype(dtype)
+    for name, dtype in {"float": "f4", "int64": "i8", "int32": "i4", "uint8": "u1", "int8": "i1", "bool": "?"}.items()
+}
 NUMBERS = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(int32)": "int32"}  # ONNX Runtime's names
 
 # Times that inputs are moved: more where ONNX Runtime runs layers, since these choose by values, and a choice changes
@@ -93,11 +97,20 @@ class ReferenceModel:
 
     def plain_outputs(self, given: Mapping[str, Any], batch: int) -> Arrays:
         """The model's outputs, in the manifest's order."""
+        feeds = self._empty_inputs(batch) | dict(given)
         try:
-            found: Arrays = self._session.run([port.name for port in self._manifest.outputs], dict(given))
+            found: Arrays = self._session.run([port.name for port in self._manifest.outputs], feeds)
         except Exception as error:  # ONNX Runtime raises its own types
             raise ModelError(f"{self._model}: ONNX Runtime cannot run it at batch {batch}: {error}") from None
         return found
+
+    def _empty_inputs(self, batch: int) -> dict[str, NDArray[Any]]:
+        """Those without elements, which an artifact does not have (`folding.empty_tensors`)."""
+        empty = (value for value in self._session.get_inputs() if 0 in value.shape and value.type in TYPES)
+        return {
+            value.name: np.zeros([dim if isinstance(dim, int) else batch for dim in value.shape], TYPES[value.type])
+            for value in empty
+        }
 
 
 def _as_onnx_input(value: Any, given: NDArray[Any] | Strings) -> NDArray[Any]:

@@ -25,6 +25,7 @@ def check_written_operators(proto: onnx.ModelProto, domains: Set[str], path: Pat
     """Refuse what cannot be served whatever its shapes: foreign operators, training mode, random operators."""
     constants = {t.name: t for t in proto.graph.initializer}
     constants |= {n.output[0]: n.attribute[0].t for n in proto.graph.node if n.op_type == "Constant" and n.attribute}
+    given = {value.name for value in proto.graph.input}.difference(constants)
     fixed = set(constants)  # tensors that follow from constants alone
     for node in proto.graph.node:
         if node.input and fixed.issuperset(filter(None, node.input)):
@@ -41,8 +42,9 @@ def check_written_operators(proto: onnx.ModelProto, domains: Set[str], path: Pat
         training = any(a.name == "training_mode" and a.i for a in node.attribute)
         # PyTorch standardises weights by a batch norm of them, as in NFNets and BiT's ResNets: it gives a constant.
         training = training and (node.op_type != "BatchNormalization" or not fixed.issuperset(node.output))
-        if node.op_type == "Dropout" and len(node.input) > 2 and (flag := constants.get(node.input[2])) is not None:
-            training = any(flag.raw_data) or any(flag.int32_data)
+        if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+            flag = constants.get(node.input[2])
+            training = any(flag.raw_data) or any(flag.int32_data) if flag is not None else node.input[2] in given
         if training:
             raise ModelError(f"{where}: operator {node.op_type} is in training mode; expected a model for inference")
 

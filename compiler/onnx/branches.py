@@ -27,8 +27,8 @@ def take_branch(node: onnx.NodeProto, condition: bool) -> tuple[list[onnx.NodePr
         for inner, outer in zip(branch.output, node.output, strict=True)
         if outer
     ]
-    for inner in branch.node:
-        inner.name = f"{node.name}/{inner.name}"
+    for number, inner in enumerate(branch.node):  # names inside of it need not be unique, nor be there
+        inner.name = f"{node.name}/{number}/{inner.name or inner.op_type}"
     return [*branch.node, *ends], constants
 
 

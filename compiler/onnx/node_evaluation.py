@@ -13,6 +13,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from veltair.compiler.onnx.node_attributes import attribute
 from veltair.profiles.runtime.onnx_layers import TYPES
 
 Array: TypeAlias = NDArray[Any]
@@ -53,6 +54,8 @@ def infer_node(
     given = {name: known.proto() for name, known in types.items()}
     opsets = [helper.make_opsetid(node.domain, opset)]
     found = _read(onnx.shape_inference.infer_node_outputs(schema, node, given, data, None, opsets, onnx.IR_VERSION))
+    if node.op_type == "Resize":
+        found = {name: _resized(node, known, types, values) for name, known in found.items()}
     if all(name in found and found[name].shape is not None for name in node.output if name):
         return found
     # An operator that ONNX defines by others has no inference of its own, but a graph of it has.
@@ -62,6 +65,18 @@ def infer_node(
     model = helper.make_model(graph, opset_imports=opsets, ir_version=onnx.IR_VERSION)
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     return found | _read({value.name: value.type for value in inferred.graph.output})
+
+
+def _resized(
+    node: onnx.NodeProto, known: TensorType, types: Mapping[str, TensorType], values: Mapping[str, Array]
+) -> TensorType:
+    """What Resize gives by scales in ONNX Runtime, which multiplies in float32, and ONNX in float64."""
+    scales = values.get(node.input[2]) if len(node.input) > 2 else None
+    shape = types[node.input[0]].shape
+    cropped = attribute(node, "coordinate_transformation_mode", b"") == b"tf_crop_and_resize"
+    if scales is None or shape is None or len(scales) != len(shape) or cropped:
+        return known
+    return TensorType(known.kind, tuple(int(np.float32(d) * s) for d, s in zip(shape, scales, strict=True)))
 
 
 def infer_foreign(

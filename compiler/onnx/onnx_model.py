@@ -23,6 +23,7 @@ from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
+from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.quantised_nodes import (
     QuantisedConstant,
     find_quantised,
@@ -147,7 +148,8 @@ def load_model(
     constants |= {name: rows for name, rows in stored.items() if name in values}
     _check_values(folded.nodes, values, path)
     nodes = tuple(folded.nodes)
-    inputs = tuple(values[i.name] for i in simple.graph.input if i.name not in constants)
+    ports = (values[i.name] for i in simple.graph.input if i.name not in constants)
+    inputs = tuple(spec for spec in ports if 0 not in spec.shape)  # nobody has to give what has no elements
     outputs = tuple(values[name] for name in folded.outputs)
     for spec in (*inputs, *outputs):
         if spec.dtype not in PORT_TYPES:
@@ -188,8 +190,11 @@ def parse_model(path: Path) -> onnx.ModelProto:
     except Exception:
         raise ModelError(f"{path}: not an ONNX file (no ModelProto could be read from it)") from None
     graph = proto.graph
-    if not graph.node or not graph.output or not any(o.domain in STANDARD for o in proto.opset_import):
+    if not graph.node or not graph.output or not proto.opset_import:
         raise ModelError(f"{path}: not an ONNX model (it has no nodes, no output or no operator set)")
+    if not any(entry.domain in STANDARD for entry in proto.opset_import):
+        # Trees and pipelines may have operators of ai.onnx.ml alone.
+        proto.opset_import.append(onnx.helper.make_opsetid("", OPSET))
     return proto
 
 
@@ -237,8 +242,8 @@ def _is_dynamic(proto: onnx.ModelProto, path: Path) -> bool:
             raise ModelError(f"{where} is not a tensor with a shape")
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if dim.HasField("dim_value"):
-                if dim.dim_value < 1:
-                    raise ModelError(f"{where}: dimension {axis} is {dim.dim_value}; expected at least 1, or a name")
+                if dim.dim_value < 0:
+                    raise ModelError(f"{where}: dimension {axis} is {dim.dim_value}; expected a size, or a name")
             elif axis:
                 raise ModelError(
                     f"{where}: dimension {axis} is symbolic ({dim.dim_param or 'without a name'}); only the first may "
@@ -275,6 +280,10 @@ def _check_values(nodes: Sequence[onnx.NodeProto], values: Mapping[str, TensorSp
     """Refuse nodes whose outputs have types or shapes that no kernel supports."""
     for node in nodes:
         where = f"{path}: node {node.name!r}"
+        if node.op_type == "Conv":  # ONNX's inference does not compare these
+            taken, given = attribute(node, "group", 1) * values[node.input[1]].shape[1], values[node.input[0]].shape[1]
+            if given != taken:
+                raise ModelError(f"{where}: Conv's weights are for {taken} channels, and its input has {given}")
         for spec in (values[name] for name in node.output if name):
             if spec.dtype not in VALUE_TYPES:
                 raise ModelError(f"{where}: operator {node.op_type} gives {spec.dtype}; expected float32 or integers")

@@ -1,8 +1,4 @@
-"""Import of ONNX nodes into Relax, TVM's graph language, and the fusion of what comes out.
-
-TVM's importer lets a Gather read, and a Scatter write, whatever an index points at. The converters in here count
-negative indices from the end and clip the others, so that none leaves its axis.
-"""
+"""Import of ONNX nodes into Relax, TVM's graph language, and the fusion of what comes out."""
 
 from __future__ import annotations
 
@@ -15,9 +11,10 @@ import numpy as np
 import onnx
 import tvm
 from numpy.typing import NDArray
-from tvm import relax, te, topi
+from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
+from veltair.compiler.kernels.generic.onnx_converters import CONVERTERS
 from veltair.errors import ModelError
 from veltair.types import TensorSpec
 
@@ -111,151 +108,10 @@ def fuse_operators(module: tvm.IRModule) -> tvm.IRModule:
         return tvm.ir.transform.Sequential(passes)(module)
 
 
-class _ClippingGather(onnx_frontend.Gather):  # type: ignore[misc]  # TVM has no types
-    """ONNX Gather: negative indices count from the end, others are clipped into the axis."""
-
-    @classmethod
-    def _impl_v13(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
-        data, indices = inputs[0], inputs[1]
-        if isinstance(data, relax.ShapeExpr) or isinstance(indices, relax.ShapeExpr):
-            return super()._impl_v13(bb, inputs, attr, params)
-        axis = attr.get("axis", 0)
-        extent = data.ty.shape[axis]
-        if isinstance(indices, tvm.ir.GenericConst) and isinstance(extent, tvm.tirx.IntImm):
-            known = indices.value.numpy()
-            known = np.where(known < 0, known + int(extent), known)
-            return relax.op.take(data, relax.const(known, str(known.dtype)), axis, mode="clip")
-        return relax.op.take(data, indices, axis, mode="clip")
-
-
-class _ClippingGatherElements(onnx_frontend.GatherElements):  # type: ignore[misc]  # TVM has no types
-    """ONNX GatherElements."""
-
-    @classmethod
-    def _impl_v13(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
-        axis = attr.get("axis", 0)
-
-        def gather(data: Any, indices: Any) -> Any:
-            def element(*at: Any) -> Any:
-                place = list(at)
-                place[axis] = _inside(indices(*at), data.shape[axis])
-                return data(*place)
-
-            return te.compute(indices.shape, element, name="gather_elements")
-
-        return bb.emit_te(gather, *inputs)
-
-
-class _ClippingGatherND(onnx_frontend.GatherND):  # type: ignore[misc]  # TVM has no types
-    """ONNX GatherND."""
-
-    @classmethod
-    def _impl_v13(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
-        shared = attr.get("batch_dims", 0)
-
-        def gather(data: Any, indices: Any) -> Any:
-            outer, count = list(indices.shape[:-1]), int(indices.shape[-1])
-
-            def element(*at: Any) -> Any:
-                found = [
-                    _inside(indices(*at[: len(outer)], i), extent)
-                    for i, extent in enumerate(data.shape[shared : shared + count])
-                ]
-                return data(*at[:shared], *found, *at[len(outer) :])
-
-            return te.compute([*outer, *data.shape[shared + count :]], element, name="gather_nd")
-
-        return bb.emit_te(gather, *inputs)
-
-
-def _clipping_scatter(converter: Any, is_nd: bool) -> Any:
-    """TVM's converter of ONNX ScatterElements or ScatterND, on indices that are inside."""
-
-    class ClippingScatter(converter):  # type: ignore[misc]  # TVM has no types
-        @classmethod
-        def get_converter(cls, opset: int) -> Any:
-            convert = super().get_converter(opset)
-
-            def clipped(bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
-                axis = attr.get("axis", 0)
-
-                def clip(data: Any, indices: Any) -> Any:
-                    def index(*at: Any) -> Any:
-                        extents = [data.shape[i] for i in range(int(indices.shape[-1]))] if is_nd else []
-                        found = _inside(indices(*at), extents[-1] if is_nd else data.shape[axis])
-                        for i, extent in enumerate(extents[:-1]):
-                            found = te.if_then_else(at[-1] == i, _inside(indices(*at), extent), found)
-                        return found
-
-                    return te.compute(indices.shape, index, name="clip_indices")
-
-                return convert(bb, [inputs[0], bb.emit_te(clip, inputs[0], inputs[1]), *inputs[2:]], attr, params)
-
-            return clipped
-
-    return ClippingScatter
-
-
-def _inside(index: Any, extent: Any) -> Any:
-    """An index counted from the end where it is negative, and clipped into an axis of this extent."""
-    extent = tvm.tirx.Cast(index.ty.dtype, extent) if str(extent.ty.dtype) != str(index.ty.dtype) else extent
-    counted = te.if_then_else(index < 0, index + extent, index)
-    return te.max(te.min(counted, extent - 1), tvm.tirx.const(0, str(index.ty.dtype)))
-
-
-class _Expand(onnx_frontend.Expand):  # type: ignore[misc]  # TVM has no types
-    """ONNX Expand to a constant shape; TVM's converter takes no tensor that has the batch."""
-
-    @classmethod
-    def _impl_v13(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
-        if not isinstance(inputs[1], tvm.ir.GenericConst) or isinstance(inputs[0], relax.ShapeExpr):
-            return super()._impl_v13(bb, inputs, attr, params)
-        target, given = inputs[1].value.numpy().tolist(), list(inputs[0].ty.shape)
-        given = [tvm.tirx.const(1, "int64")] * (len(target) - len(given)) + given
-        target = [1] * (len(given) - len(target)) + target
-        extents = [
-            have if want == 1 else tvm.tirx.const(want, "int64") for have, want in zip(given, target, strict=True)
-        ]
-        return relax.op.broadcast_to(inputs[0], relax.ShapeExpr(extents))
-
-
-class _CumSum(onnx_frontend.CumSum):  # type: ignore[misc]  # TVM has no types
-    """ONNX CumSum as an operator that Relax can lower; it cannot lower its own."""
-
-    @classmethod
-    def _impl_v14(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
-        axis = int(onnx_frontend.get_constant(inputs[1], params).value.numpy().item())
-
-        def total(data: Any) -> Any:
-            data = topi.flip(data, axis) if attr.get("reverse", 0) else data
-            data = topi.cumsum(data, axis, exclusive=bool(attr.get("exclusive", 0)))
-            return topi.flip(data, axis) if attr.get("reverse", 0) else data
-
-        return bb.emit_te(total, inputs[0])
-
-
-class _TypedOneHot(onnx_frontend.OneHot):  # type: ignore[misc]  # TVM has no types
-    """ONNX OneHot in the type of its values; TVM turns float32 into float64."""
-
-    @classmethod
-    def _impl_v11(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
-        return relax.op.astype(super()._impl_v11(bb, inputs, attr, params), str(inputs[2].ty.dtype.dtype))
-
-
 @contextmanager
 def _own_converters() -> Iterator[None]:
     original = onnx_frontend._get_convert_map
-    own = {
-        "Gather": _ClippingGather,
-        "GatherElements": _ClippingGatherElements,
-        "GatherND": _ClippingGatherND,
-        "CumSum": _CumSum,
-        "Expand": _Expand,
-        "ScatterElements": _clipping_scatter(onnx_frontend.ScatterElements, is_nd=False),
-        "ScatterND": _clipping_scatter(onnx_frontend.ScatterND, is_nd=True),
-        "OneHot": _TypedOneHot,
-    }
-    onnx_frontend._get_convert_map = lambda: {**original(), **own}
+    onnx_frontend._get_convert_map = lambda: {**original(), **CONVERTERS}
     try:
         yield
     finally:

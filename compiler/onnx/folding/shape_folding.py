@@ -18,6 +18,7 @@ from onnx import helper
 from veltair.compiler.onnx.constants import captured_names, needed_nodes
 from veltair.compiler.onnx.folding.batch_axes import one_row, with_axis_first
 from veltair.compiler.onnx.folding.element_wise import BROADCASTING
+from veltair.compiler.onnx.folding.empty_tensors import without_empty
 from veltair.compiler.onnx.folding.folded_graph import FoldedGraph
 from veltair.compiler.onnx.folding.opaque_nodes import OWN_DOMAIN, is_opaque, join_opaque, narrow_floats, wrap_foreign
 from veltair.compiler.onnx.folding.row_numbers import ROWS, keep_apart
@@ -130,8 +131,9 @@ def _dimension(extents: Sequence[int]) -> int | None:
 
 def _input_facts(value: onnx.ValueInfoProto, batches: Sequence[int]) -> TensorFacts:
     tensor = value.type.tensor_type
-    dims = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in tensor.shape.dim]
-    return TensorFacts.of_type(tensor.elem_type, [tuple(dim or batch for dim in dims) for batch in batches])
+    dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
+    shapes = [tuple(batch if dim is None else dim for dim in dims) for batch in batches]
+    return TensorFacts.of_type(tensor.elem_type, shapes)
 
 
 def _stated(outputs: Iterable[onnx.ValueInfoProto], symbols: Set[str]) -> dict[str, TensorFacts]:
@@ -161,7 +163,9 @@ class _Folding:
         """The nodes that compute what is not known, with ConstantRows nodes in front of their first readers."""
         for node in nodes:
             if any(self.facts[name].values is None for name in node.output if name):
-                changed = self._restated(node)
+                full, sizes = without_empty(node, self.facts)
+                self.constants |= sizes
+                changed = self._restated(full)
                 for place, name in enumerate(changed.input):
                     facts = self.facts.get(name)
                     if facts is not None and facts.values is not None and name not in self.constants:
@@ -178,6 +182,8 @@ class _Folding:
                 table = self._rows(facts)
                 if table is None:
                     raise ModelError(f"{self.path}: output {name!r} is computed from the batch alone: not supported")
+                if table.size == 0:
+                    raise ModelError(f"{self.path}: output {name!r} has no elements (its shape is {facts.shapes[0]})")
                 yield self._rows_node(name, table)
 
     def _restated(self, node: onnx.NodeProto) -> onnx.NodeProto:

@@ -48,8 +48,20 @@ class TensorFacts:
 
     @classmethod
     def of_type(cls, kind: int, shapes: Iterable[Shape]) -> TensorFacts:
-        """Of a tensor of which only its type and its shape at each batch size are known."""
-        return cls(tuple(TensorType(kind, shape) for shape in shapes))
+        """Of a tensor of which only its type and its shape at each batch size are known.
+
+        >>> TensorFacts.of_type(onnx.TensorProto.FLOAT, [(2, 0)]).constant
+        array([], shape=(2, 0), dtype=float32)
+        """
+        return cls.of_types(TensorType(kind, shape) for shape in shapes)
+
+    @classmethod
+    def of_types(cls, types: Iterable[TensorType]) -> TensorFacts:
+        """Likewise. A tensor without elements has one value."""
+        known = tuple(types)
+        if any(kind.elements != 0 for kind in known):
+            return cls(known)
+        return cls(known, tuple(np.zeros(k.shape or (), onnx.helper.tensor_dtype_to_np_dtype(k.kind)) for k in known))
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -153,7 +165,7 @@ class ShapePropagation:
         found: dict[str, TensorFacts] = {}
         for name in names:
             if all(name in at and at[name].shape is not None for at in types):
-                found[name] = TensorFacts(tuple(at[name] for at in types))
+                found[name] = TensorFacts.of_types(at[name] for at in types)
                 continue
             reason = (
                 f"node {node.name!r}: the shape of {node.op_type}'s output {name!r} cannot be "

@@ -25,10 +25,14 @@ def pool(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     pads = padding(node, shape[2:], out[2:], kernel, strides, (1, 1))
     if any(p >= k for p, k in zip(pads, kernel * 2, strict=True)) and not attribute(node, "ceil_mode", 0):
         return False
+    counted = attribute(node, "count_include_pad", 0)
+    stated = attribute(node, "pads", pads if attribute(node, "auto_pad", b"NOTSET") != b"NOTSET" else [0] * 4)
+    if counted and any(reached > given for reached, given in zip(pads, stated, strict=True)):
+        return False  # rounded up: windows reach beyond the padding, and what lies there does not count
     x = builder.to_blocked(node.input[0])
     y = Activation(node.output[0], view.dtype, out, view.block)
     kind = PoolKind.MAXIMUM if node.op_type == "MaxPool" else PoolKind.AVERAGE
-    parameters = Pool2dParameters(kernel, strides, pads, kind, attribute(node, "count_include_pad", 0))
+    parameters = Pool2dParameters(kernel, strides, pads, kind, counted)
     flops = int(np.prod(np.abs(out))) * int(np.prod(kernel))
     builder.emit(node.name, "pool2d", [x], [y], parameters, {}, flops)
     return True
