@@ -122,11 +122,13 @@ def measure(row: str, version: str, share: float, models: Path | None) -> dict[s
         subprocess.run(command, cwd=ROOT, env=os.environ | own, stdout=subprocess.DEVNULL)
         [case] = ET.parse(report).iter("testcase")
     told = {entry.get("name"): entry.get("value") for entry in case.iter("property")}
-    broken = case.find("failure") is not None or case.find("error") is not None
+    faults = [*case.iter("failure"), *case.iter("error")]
+    for fault in faults:
+        print(fault.text, file=sys.stderr)
     recovery = [float(seconds) for seconds in (told.get("recovery") or "").split()]
     return {
         "promise": told.get("promise", ""),
-        "outcome": "failed" if broken else "skipped" if case.find("skipped") is not None else "passed",
+        "outcome": "failed" if faults else "skipped" if case.find("skipped") is not None else "passed",
         "tried": int(told.get("tried") or 0),
         "recovery_s": dict(zip(("median", "most"), recovery, strict=True)) if recovery else None,
         "beside": told.get("beside", ""),
