@@ -103,13 +103,34 @@ def scratch_bytes(space: IterationSpace, setting: KernelSchedule) -> int:
 
 def latency_ns(space: IterationSpace, setting: KernelSchedule, cores: int = 0) -> float:
     """Latency-evaluator: time of a kernel on `cores` cores, by default all."""
+    return packed_ns([(space, setting)], cores=cores)
+
+
+def packed_ns(programs: Sequence[tuple[IterationSpace, KernelSchedule]], slices: int = 0, cores: int = 0) -> float:
+    """Time of a kernel that packs programs, on `cores` cores, by default all.
+
+    A thread takes tasks that stand side by side, and those of a program do: without `slices`, the thread that gets the
+    longest ones decides.
+    """
     cores = cores or _cores()
-    units = units_of(space, setting.columns)
-    tasks = ceil(units / setting.rows)
-    used = min(tasks, cores)
-    row_ns = _unit_ns(space, setting)
-    launch = LAUNCH_NS if tasks > 1 else 0.0
-    return launch + ceil(tasks / used) * (min(setting.rows, units) * row_ns + TASK_NS)
+    if slices:
+        share = sum(ceil(units_of(d, s.columns) / slices) * _unit_ns(d, s) for d, s in programs)
+        return (LAUNCH_NS if slices > 1 else 0.0) + ceil(slices / cores) * (share + TASK_NS)
+    counts, costs = list[int](), list[float]()
+    for space, setting in programs:
+        units = units_of(space, setting.columns)
+        counts.append(ceil(units / setting.rows))
+        costs.append(min(setting.rows, units) * _unit_ns(space, setting) + TASK_NS)
+    tasks = sum(counts)
+    chunk = ceil(tasks / cores)
+    longest = 0.0
+    for start in range(0, tasks, chunk):
+        first, taken = 0, 0.0
+        for count, cost in zip(counts, costs, strict=True):
+            taken += max(min(first + count, start + chunk) - max(first, start), 0) * cost
+            first += count
+        longest = max(longest, taken)
+    return (LAUNCH_NS if tasks > 1 else 0.0) + longest
 
 
 def plan_ns(patterns: Sequence[StitchProgram]) -> float:

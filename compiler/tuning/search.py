@@ -7,7 +7,7 @@ another CPU or TVM, and those of similar workloads, only say where to look first
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from rich.markup import escape
@@ -39,6 +39,7 @@ def search(
     progress: Progress,
     objects: Path | None = None,
     cache: KernelCache | None = None,
+    optional: Collection[str] = (),
 ) -> dict[str, list[Candidate]]:
     """Candidates of each workload, measured on this CPU with this TVM, now or in the records; never an empty list.
 
@@ -52,8 +53,9 @@ def search(
         objects: a folder for object files, where whoever builds versions afterwards finds them; by default, none stays.
         cache: where objects of earlier compiles are found; none is added, since few of the candidates are ever wanted
             again.
+        optional: workloads that others can stand in for; where no candidate of one works, its list is empty.
 
-    Raises VeltairError for a workload of which no candidate works.
+    Raises VeltairError for another workload of which no candidate works.
     """
     cache = cache or KernelCache()
     distinct = {spec.workload: spec for spec in reversed(specs)}  # of equal workloads, the first
@@ -94,7 +96,7 @@ def search(
                 store.append(record)
                 records.append(record)
         found[workload] = plan.candidates
-        if not found[workload]:
+        if not found[workload] and workload not in optional:
             raise VeltairError(f"layer {spec.name} ({workload}): no candidate works; the last said {records[-1].error}")
     return found
 
