@@ -7,7 +7,7 @@ phase (`phase_dump`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -186,7 +186,7 @@ def search_candidates(compilation: Compilation) -> None:
         spaces=SPACES,
     )
 
-    def measure(layers: Sequence[LayerSpec], optional: Collection[str]) -> Mapping[str, list[Candidate]]:
+    def measure(layers: Sequence[LayerSpec], optional: Mapping[str, int]) -> Mapping[str, list[Candidate]]:
         return search(layers, c.store, c.meter, c.setting, c.trials, c.progress, c.scratch, c.cache, optional)
 
     c.graph, c.candidates, c.choices = choose_implementations(

@@ -6,7 +6,7 @@ decides among the ways that it knows, and only by a clear margin.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeAlias
@@ -21,8 +21,8 @@ from veltair.compiler.tuning.setting import Setting
 from veltair.profiles.records.tuning_records import RecordStore
 
 Alternatives: TypeAlias = Mapping[str, Alternative]
-# Layers and workloads that may fail -> candidates by workload.
-Search: TypeAlias = Callable[[Sequence[LayerSpec], Collection[str]], Mapping[str, list[Candidate]]]
+# (layers, how many candidates of which workloads that may fail) -> candidates by workload
+Search: TypeAlias = Callable[[Sequence[LayerSpec], Mapping[str, int]], Mapping[str, list[Candidate]]]
 
 MEASURED_MARGIN = 1.02  # an alternative has to be that much faster: times repeat to a few percent
 MODEL_MARGIN = 1.25  # estimates are that far from measured times
@@ -126,24 +126,28 @@ def choose_implementations(
     search: measures the layers that it gets first; of the workloads that it gets then, some may not work.
     """
     found: dict[str, tuple[LayerWays, bool]] = {}  # by symbol: the ways, and whether they are measured
+    optional: dict[str, int] = {}  # candidates of the workloads of alternatives
     for spec in graph.layers:
         if spec.symbol in found:
             continue
-        every = find_ways(spec, alternatives, estimated=False) if _searches(spec, store, setting, trials) else None
-        ways = every or find_ways(spec, alternatives, estimated=True)
-        found[spec.symbol] = ways, every is not None or all(is_recorded(s, store, setting) for s in ways.specs())
+        budget = _budget(spec, store, setting, trials)
+        ways = find_ways(spec, alternatives, estimated=not budget)
+        found[spec.symbol] = ways, budget > 0 or all(is_recorded(s, store, setting) for s in ways.specs())
+        optional |= {other.workload: max(budget, optional.get(other.workload, 0)) for other in ways.specs()}
     decided: dict[str, Choice] = {}
     for symbol, (ways, measured) in found.items():
         if not measured and ways.ways:
             decided[symbol] = Choice(ways.spec, decide(ways, _estimate, MODEL_MARGIN), measured)
-    specs = list[LayerSpec]()
+    specs, needed = list[LayerSpec](), set[str]()
     for spec in graph.layers:
         if spec.symbol in decided:
-            specs += apply(decided[spec.symbol].decision, spec, alternatives)
+            taken = list(apply(decided[spec.symbol].decision, spec, alternatives))
+            specs += taken
+            needed |= {other.workload for other in taken}
         else:
             specs += found[spec.symbol][0].specs()
-    needed = {spec.workload for spec in graph.layers}
-    candidates = search(specs, {spec.workload for spec in specs} - needed)
+            needed.add(spec.workload)
+    candidates = search(specs, {workload: most for workload, most in optional.items() if workload not in needed})
 
     def time_of(spec: LayerSpec) -> float:
         return min((candidate.best_ns for candidate in candidates[spec.workload]), default=inf)
@@ -159,12 +163,15 @@ def choose_implementations(
     return chosen, candidates, list(decided.values())
 
 
-def _searches(spec: LayerSpec, store: RecordStore, setting: Setting, trials: int | None) -> bool:
-    """Whether the search that was asked for measures such a layer anyway, so that its alternatives are as well.
+def _budget(spec: LayerSpec, store: RecordStore, setting: Setting, trials: int | None) -> int:
+    """Candidates of each of a layer's alternatives that are measured: as many as the search allows the layer itself.
 
-    What a search without trials measures says too little; what shipped records hold, nobody waits for.
+    0 where the layer is not searched. What a search without trials measures says too little to compare by.
     """
-    return trials != 0 and (trials is not None or plan_search(spec, store, setting, trials).left > 0)
+    if trials == 0:
+        return 0
+    plan = plan_search(spec, store, setting, trials)
+    return plan.budget if plan.left else 0
 
 
 def _estimate(spec: LayerSpec) -> float:
