@@ -147,7 +147,8 @@ def choose_implementations(
         else:
             specs += found[spec.symbol][0].specs()
             needed.add(spec.workload)
-    candidates = search(specs, {workload: most for workload, most in optional.items() if workload not in needed})
+    others = {spec.workload for spec in specs} - needed
+    candidates = search(specs, {workload: optional[workload] for workload in others})
 
     def time_of(spec: LayerSpec) -> float:
         return min((candidate.best_ns for candidate in candidates[spec.workload]), default=inf)
