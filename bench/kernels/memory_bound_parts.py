@@ -15,6 +15,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.graph.graph_builder import NodeImporter
+from veltair.compiler.graph.layer_graph import ImportedLayers
+from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.stitch.node_translation import translate_node
 from veltair.compiler.stitch.stitch_program import StitchOp
@@ -64,6 +67,31 @@ def write_parts(parts: Sequence[MemoryBoundPart], path: Path) -> None:
     )
     opset = onnx.helper.make_opsetid("", parts[0].opset)
     onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+
+
+def import_parts(
+    importer: NodeImporter,
+    nodes: Sequence[onnx.NodeProto],
+    values: Mapping[str, TensorSpec],
+    constants: Mapping[str, NDArray[Any]],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    max_batch: int,
+    opset: int,
+) -> ImportedLayers:
+    """Layers of parts that stand side by side: each part by itself, its layers named after it."""
+    groups: dict[str, list[onnx.NodeProto]] = {}
+    for node in nodes:
+        groups.setdefault(node.name.partition("/")[0], []).append(node)
+    layers, views = list[LayerSpec](), list[tuple[Activation, str]]()
+    for group in groups.values():
+        read = {name for node in group for name in node.input}
+        made = {name for node in group for name in node.output}
+        takes, gives = [name for name in inputs if name in read], [name for name in outputs if name in made]
+        found = importer(group, values, constants, takes, gives, max_batch, opset)
+        layers += found.layers
+        views += found.views
+    return ImportedLayers(tuple(layers), tuple(views))
 
 
 def memory_bound_parts(model: OnnxModel, batch: int) -> list[MemoryBoundPart]:

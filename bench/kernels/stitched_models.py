@@ -35,7 +35,7 @@ import onnx
 import onnxruntime as ort
 
 import veltair
-from bench.kernels.memory_bound_parts import MemoryBoundPart, memory_bound_parts, write_parts
+from bench.kernels.memory_bound_parts import MemoryBoundPart, import_parts, memory_bound_parts, write_parts
 from bench.kernels.stitched_networks import NETWORKS
 from bench.recsys.embedding_tables import timed
 from veltair.compiler.build import compile_model
@@ -70,7 +70,7 @@ WAYS: Mapping[str, Way] = {
     "apart": Way(partial(import_region, packing=False), {}),
     "off": Way(import_layers, {}),
 }
-PART_WAYS = {"chosen": Way(partial(import_region, packing=False), ALTERNATIVES), "off": WAYS["off"]}
+PART_WAYS = {way: WAYS[way]._replace(importer=partial(import_parts, WAYS[way].importer)) for way in ("chosen", "off")}
 MEMORY_BOUND = ("stitched", "generic", "layer_norm", "elementwise", "copy", "cast", "concat_rows", "squeeze_excite")
 ROUNDS, BUDGET_S = 5, 1.0
 TOLERANCE = 1e-3
