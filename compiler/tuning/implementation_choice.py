@@ -71,21 +71,21 @@ class Choice:
     measured: bool  # or estimated
 
 
-def find_ways(spec: LayerSpec, alternatives: Alternatives, *, estimated: bool) -> LayerWays:
+def find_ways(spec: LayerSpec, alternatives: Alternatives, batch: int, *, estimated: bool) -> LayerWays:
     """A layer with its alternatives, without those that the cost model knows to be hopeless.
 
-    estimated: only alternatives whose time the cost model can estimate.
+    batch: of the estimates. estimated: only alternatives whose time the cost model can estimate.
     """
     ways = {}
-    own = estimate_ns(spec)
+    own = estimate_ns(spec, batch)
     for name, alternative in alternatives.items():
         if estimated and not alternative.estimated:
             continue
         layers = alternative.make(spec)
-        known = [estimate_ns(layer) for layer in layers]
+        known = [estimate_ns(layer, batch) for layer in layers]
         total = sum(ns for ns in known if ns is not None)
         if layers and (own is None or None in known or total <= own * HOPELESS):
-            ways[name] = [find_ways(layer, alternatives, estimated=estimated) for layer in layers]
+            ways[name] = [find_ways(layer, alternatives, batch, estimated=estimated) for layer in layers]
     return LayerWays(spec, ways)
 
 
@@ -131,13 +131,18 @@ def choose_implementations(
         if spec.symbol in found:
             continue
         budget = _budget(spec, store, setting, trials)
-        ways = find_ways(spec, alternatives, estimated=not budget)
+        ways = find_ways(spec, alternatives, setting.batch, estimated=not budget)
         found[spec.symbol] = ways, budget > 0 or all(is_recorded(s, store, setting) for s in ways.specs())
         optional |= {other.workload: max(budget, optional.get(other.workload, 0)) for other in ways.specs()}
+
+    def estimated_ns(spec: LayerSpec) -> float:
+        ns = estimate_ns(spec, setting.batch)
+        return inf if ns is None else ns
+
     decided: dict[str, Choice] = {}
     for symbol, (ways, measured) in found.items():
         if not measured and ways.ways:
-            decided[symbol] = Choice(ways.spec, decide(ways, _estimate, MODEL_MARGIN), measured)
+            decided[symbol] = Choice(ways.spec, decide(ways, estimated_ns, MODEL_MARGIN), measured)
     specs, needed = list[LayerSpec](), set[str]()
     for spec in graph.layers:
         if spec.symbol in decided:
@@ -173,8 +178,3 @@ def _budget(spec: LayerSpec, store: RecordStore, setting: Setting, trials: int |
         return 0
     plan = plan_search(spec, store, setting, trials)
     return plan.budget if plan.left else 0
-
-
-def _estimate(spec: LayerSpec) -> float:
-    ns = estimate_ns(spec)
-    return inf if ns is None else ns

@@ -101,7 +101,7 @@ def test_records_of_all_ways_decide_without_a_search(tmp_path) -> None:
 @pytest.mark.parametrize(("estimate", "op"), [(99.0, "layer_norm"), (50.0, "stitched"), (None, "layer_norm")])
 def test_the_cost_model_decides_where_nothing_is_measured(tmp_path, monkeypatch, estimate, op: str) -> None:
     known = {"layer_norm": 100.0, "stitched": estimate}
-    monkeypatch.setattr(implementation_choice, "estimate_ns", lambda spec: known[spec.op])
+    monkeypatch.setattr(implementation_choice, "estimate_ns", lambda spec, batch: known[spec.op])
     searched = Searched({"layer_norm": 1000, "stitched": 1000})
     recorded = store(tmp_path, NORM)  # of the layer alone: nothing to compare its time with
     graph, _, (choice,) = choose_implementations(GRAPH, ALTERNATIVES, recorded, SETTING, 0, searched)
@@ -112,7 +112,7 @@ def test_the_cost_model_decides_where_nothing_is_measured(tmp_path, monkeypatch,
 
 def test_hopeless_ways_are_not_measured(tmp_path, monkeypatch) -> None:
     known = {"layer_norm": 100.0, "stitched": 1000.0}
-    monkeypatch.setattr(implementation_choice, "estimate_ns", lambda spec: known.get(spec.op))
+    monkeypatch.setattr(implementation_choice, "estimate_ns", lambda spec, batch: known.get(spec.op))
     searched = Searched({"layer_norm": 1000})
     choose_implementations(GRAPH, ALTERNATIVES, store(tmp_path), SETTING, 8, searched)
     assert set(searched.asked) == {"layer_norm"}
