@@ -132,7 +132,11 @@ def choose_implementations(
             continue
         budget = _budget(spec, store, setting, trials)
         ways = find_ways(spec, alternatives, setting.batch, estimated=not budget)
-        found[spec.symbol] = ways, budget > 0 or all(is_recorded(s, store, setting) for s in ways.specs())
+        measured = budget > 0 or _is_known(ways, store, setting)
+        if measured and not budget:  # an earlier compile may have searched the others as well
+            every = find_ways(spec, alternatives, setting.batch, estimated=False)
+            ways = every if _is_known(every, store, setting) else ways
+        found[spec.symbol] = ways, measured
         optional |= {other.workload: max(budget, optional.get(other.workload, 0)) for other in ways.specs()}
 
     def estimated_ns(spec: LayerSpec) -> float:
@@ -178,3 +182,7 @@ def _budget(spec: LayerSpec, store: RecordStore, setting: Setting, trials: int |
         return 0
     plan = plan_search(spec, store, setting, trials)
     return plan.budget if plan.left else 0
+
+
+def _is_known(ways: LayerWays, store: RecordStore, setting: Setting) -> bool:
+    return all(is_recorded(spec, store, setting) for spec in ways.specs())

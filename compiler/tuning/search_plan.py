@@ -81,10 +81,10 @@ def plan_search(spec: LayerSpec, store: RecordStore, setting: Setting, trials: i
 
 
 def is_recorded(spec: LayerSpec, store: RecordStore, setting: Setting) -> bool:
-    """Whether times of a workload are known without a search, as measured on this CPU with this TVM."""
+    """Whether candidates of a workload were measured on this CPU with this TVM, even if none of them worked."""
     points = setting.spaces[spec.op].points(spec, setting.features)
     known = (*store.shipped(spec.workload), *store.own(spec.workload))
-    return any(r.run_ns and r.point in points and _is_native(r, setting) for r in known)
+    return any(r.point in points and _is_native(r, setting) for r in known)
 
 
 def propose_points(

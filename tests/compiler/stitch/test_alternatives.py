@@ -1,20 +1,30 @@
 """Every way to compute a layer gives ONNX Runtime's results, at batches that no setting divides."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx.helper import make_node as node
 from stitch.region_case import Case, run
 
+import veltair
+from veltair.compiler.build import compile_model
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_graph import ImportedLayers
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.sequence import LayerNormParameters
+from veltair.compiler.onnx.onnx_model import load_model
+from veltair.compiler.pipeline import lower
 from veltair.compiler.stitch.alternatives import ALTERNATIVES, apart, fused_by_tvm, stitched
 from veltair.compiler.tuning.layer_reference import pack_activation, reference_outputs
-from veltair.machine.isa import cpu_features
+from veltair.compiler.tuning.search_plan import TVM
+from veltair.machine.environment import describe_environment
+from veltair.machine.isa import ISAS, cpu_features
+from veltair.profiles.artifact.artifact_folder import load_artifact
+from veltair.profiles.records.tuning_records import RecordStore, TuningRecord
 
 PACKED = Case(
     [
@@ -120,3 +130,28 @@ def test_other_layers_have_no_alternatives() -> None:
     x = Activation("x", "float32", (-1, 8))
     layer = LayerSpec("copy", "copy", (x,), (x,), {}, 0)
     assert not any(alternative.make(layer) for alternative in ALTERNATIVES.values())
+
+
+def test_a_model_is_served_in_the_way_whose_records_are_faster(tmp_path: Path) -> None:
+    """From an ONNX file to answers: the packed layer gives way to kernels apart, one of them TVM's."""
+    case = Case([node("Softmax", ["x"], ["s"]), node("Exp", ["z"], ["e"])], {"x": (-1, 24), "z": (-1, 7)}, ["s", "e"])
+    path = tmp_path / "model.onnx"
+    model = case.model()
+    for port in (*model.graph.input, *model.graph.output):
+        port.type.tensor_type.shape.dim[0].dim_param = "N"
+    onnx.save(model, path)
+    (together,) = lower(load_model(path, 3), "fp32").layers
+    softmax, exponent = apart(together)
+    used = cpu_features() & ISAS["avx512"]
+    store = RecordStore(used, user=tmp_path / "records", shipped=tmp_path / "none")
+    for layer, ns in ((together, 9000), (softmax, 3000), (exponent, 4000), *((t, 100) for t in fused_by_tvm(exponent))):
+        point, cpu = SPACES[layer.op].points(layer, used)[0], describe_environment().cpu
+        store.append(TuningRecord(layer.workload, 2, point, (ns,), 1, 1, tuple(sorted(used)), cpu, TVM))
+    folder = tmp_path / "model"
+    compile_model(path, folder, precision="fp32", trials=1, max_batch=3, store=store)
+    assert [layer.op for layer in load_artifact(folder).manifest.layers] == ["stitched", "generic"]
+    with veltair.load(folder) as served:
+        for batch in (1, 3):
+            given = case.draw(batch)
+            for name, expected in zip(case.outputs, case.expected(given, batch), strict=True):
+                np.testing.assert_allclose(served(given)[name], expected, rtol=2e-5, atol=2e-5)
