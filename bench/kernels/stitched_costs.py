@@ -1,11 +1,12 @@
 """Fits the cost model of stitched kernels to measured times.
 
-    python -m bench.kernels.stitched_costs [--target avx512] [--batch N]
+    python -m bench.kernels.stitched_costs [--target avx512] [--models NAME …]
 
 The times are those of the tuning records that ship: of every point of stitched layers that models of the zoo have, on
-one core and on two. Printed are the costs that the smallest squares of relative errors give (`cost_models.FITTED`), how
-far estimates are from times, how much slower the points are that the model would choose than the best measured ones,
-and the time of the layer norm of `kernels/rows` over that of its stitched program (`layer_estimates.ANCHOR_RATIO`).
+one core and on two. Run it on the CPU that they are of, whose caches it reads. Printed are the costs that fit best
+(`cost_models.FITTED`), how far estimates are from times, how much slower the points are that the model would choose
+than the best measured ones, and the time of the layer norm of `kernels/rows` over that of its stitched program
+(`layer_estimates.ANCHOR_RATIO`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from statistics import geometric_mean, median
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.onnx.onnx_model import load_model
@@ -34,6 +36,7 @@ from veltair.zoo.registry import write
 
 MODELS = ("dien", "deepfm", "wide_deep", "ssd_mobilenet", "ssd300", "bert_base", "bert_large")
 ROWS = 1000  # of each table: they do not matter here
+LEAST = (10.0, 10.0, 1.0, 0.05, 0.05)  # where the search for each cost begins, at least
 NOTHING = KernelCosts(0.0, 0.0, 0.0, 0.0, 0.0)
 UNITS = [replace(NOTHING, **{field.name: 1.0}) for field in fields(KernelCosts)]
 
@@ -59,22 +62,26 @@ def features(point: MeasuredPoint, cores: int) -> list[float]:
 
 
 def fit(points: Sequence[MeasuredPoint]) -> KernelCosts:
-    """The costs, none below 0, of the smallest squares of relative errors."""
-    rows, ns = list[list[float]](), list[float]()
+    """The costs of the smallest squares of the logarithms of estimates over times, found one cost at a time."""
+    counts, times = list[list[float]](), list[float]()
     for point in points:
-        for cores, time in enumerate(point.record.run_ns, 1):
-            rows.append(features(point, cores))
-            ns.append(float(time))
-    scaled = np.array(rows) / np.array(ns)[:, None]
-    kept = list(range(scaled.shape[1]))
-    while True:
-        found = np.linalg.lstsq(scaled[:, kept], np.ones(len(ns)), rcond=None)[0]
-        if found.min() >= 0:
-            break
-        del kept[int(found.argmin())]
-    costs = np.zeros(scaled.shape[1])
-    costs[kept] = found
-    return KernelCosts(*costs.tolist())
+        for cores, ns in enumerate(point.record.run_ns, 1):
+            counts.append(features(point, cores))
+            times.append(float(ns))
+    rows, logs = np.array(counts), np.log(times)
+
+    def loss(costs: NDArray[np.float64]) -> float:
+        return float(np.square(np.log(rows @ costs) - logs).mean())
+
+    found = np.maximum(np.array(astuple(FITTED)), LEAST)
+    step = 2.0
+    while step > 1.01:
+        trials = [
+            found * np.where(np.arange(len(found)) == k, f, 1) for k in range(len(found)) for f in (step, 1 / step)
+        ]
+        best = min(trials, key=loss)
+        found, step = (best, step) if loss(best) < loss(found) else (found, step**0.5)
+    return KernelCosts(*found.tolist())
 
 
 def report(name: str, points: Sequence[MeasuredPoint], costs: KernelCosts) -> None:
