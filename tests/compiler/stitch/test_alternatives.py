@@ -141,7 +141,7 @@ def test_a_model_is_served_in_the_way_whose_records_are_faster(tmp_path: Path) -
         port.type.tensor_type.shape.dim[0].dim_param = "N"
     onnx.save(model, path)
     (together,) = lower(load_model(path, 3), "fp32").layers
-    softmax, exponent = apart(together)
+    exponent, softmax = sorted(apart(together), key=lambda layer: layer.outputs[0].name)
     used = cpu_features() & ISAS["avx512"]
     store = RecordStore(used, user=tmp_path / "records", shipped=tmp_path / "none")
     times = [(together, 9000), (softmax, 3000), (exponent, 4000)]
@@ -151,7 +151,7 @@ def test_a_model_is_served_in_the_way_whose_records_are_faster(tmp_path: Path) -
         store.append(TuningRecord(layer.workload, 2, point, (ns,), 1, 1, tuple(sorted(used)), cpu, TVM))
     folder = tmp_path / "model"
     compile_model(path, folder, precision="fp32", trials=1, max_batch=3, store=store)
-    assert [layer.op for layer in load_artifact(folder).manifest.layers] == ["stitched", "generic"]
+    assert sorted(layer.op for layer in load_artifact(folder).manifest.layers) == ["generic", "stitched"]
     with veltair.load(folder) as served:
         for batch in (1, 3):
             given = case.draw(batch)

@@ -58,5 +58,5 @@ def test_links_files_and_other_folders_are_left_alone(parent: Path, tmp_path_fac
     (parent / "veltair-another").mkdir()
     with ScratchFolder("next"):
         pass
-    assert sorted(os.listdir(parent)) == ["veltair-another", f"{PREFIX}file", f"{PREFIX}link"]
+    assert sorted(path.name for path in parent.iterdir()) == ["veltair-another", f"{PREFIX}file", f"{PREFIX}link"]
     assert (kept / "file").exists()
