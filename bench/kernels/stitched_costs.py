@@ -6,7 +6,7 @@ The times are those of the tuning records that ship: of every point of stitched 
 one core and on two. Run it on the CPU that they are of, whose caches it reads. Printed are the costs that fit best
 (`cost_models.FITTED`), how far estimates are from times, how much slower the points are that the model would choose
 than the best measured ones, and the time of the layer norm of `kernels/rows` over that of its stitched program
-(`layer_estimates.ANCHOR_RATIO`).
+(`alternatives.ANCHOR_RATIO`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from numpy.typing import NDArray
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
-from veltair.compiler.stitch.alternatives import stitched
+from veltair.compiler.stitch.alternatives import estimate_ns, stitched
 from veltair.compiler.stitch.cost_models import FITTED, KernelCosts
 from veltair.compiler.stitch.iteration_space import IterationSpace, at_batch
-from veltair.compiler.stitch.layer_estimates import estimate_ns
 from veltair.compiler.stitch.stitched_parameters import StitchedParameters
 from veltair.compiler.stitch.stitched_space import point_ns
 from veltair.profiles.records.tuning_records import SHIPPED, TuningRecord, read_records

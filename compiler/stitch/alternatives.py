@@ -1,4 +1,5 @@
-"""Other ways to compute a layer: what competes with it when a model is compiled (`tuning.implementation_choice`).
+"""Other ways to compute a layer: what competes with it when a model is compiled (`tuning.implementation_choice`), and
+`estimate_ns`, what a layer takes where nothing is measured.
 
 Each way is a sequence of layers with the layer's own inputs and outputs:
 
@@ -19,16 +20,18 @@ import onnx
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.sequence import LayerNormParameters
 from veltair.compiler.kernels.generic.relax_layers import import_layers
-from veltair.compiler.stitch.iteration_space import iteration_space
+from veltair.compiler.stitch.iteration_space import at_batch, iteration_space
 from veltair.compiler.stitch.node_translation import translate_node
 from veltair.compiler.stitch.program_nodes import OPSET, ProgramNodes
 from veltair.compiler.stitch.stitch_program import build_program
 from veltair.compiler.stitch.stitched_layer import StitchedPart, parts_of, stitched_layer
 from veltair.compiler.stitch.stitched_parameters import StitchedParameters
+from veltair.compiler.stitch.stitched_space import StitchedSpace, point_ns
 from veltair.errors import ModelError
 from veltair.types import TensorSpec
 
 Layers = tuple[LayerSpec, ...]
+ANCHOR_RATIO = 1.0  # time of the layer norm of `kernels/rows` over that of its stitched program
 
 
 def apart(spec: LayerSpec) -> Layers:
@@ -80,7 +83,7 @@ class Alternative:
     """One of `ALTERNATIVES`."""
 
     make: Callable[[LayerSpec], Layers]  # the layers in a layer's place; none where it has no such alternative
-    estimated: bool  # whether `layer_estimates.estimate_ns` knows the time of its layers
+    estimated: bool  # whether `estimate_ns` knows the time of its layers
 
 
 ALTERNATIVES: Mapping[str, Alternative] = {
@@ -88,3 +91,14 @@ ALTERNATIVES: Mapping[str, Alternative] = {
     "stitched": Alternative(stitched, estimated=True),
     "fused by TVM": Alternative(fused_by_tvm, estimated=False),  # no faster in any row of bench/kernels/stitching
 }
+
+
+def estimate_ns(spec: LayerSpec, batch: int) -> float | None:
+    """Time of a layer's best point on all cores; None for a layer that the cost model does not know."""
+    if spec.op == "stitched":
+        domains = [at_batch(domain, batch) for domain in spec.parameters_as(StitchedParameters).domains]
+        return min(point_ns(domains, point) for point in StitchedSpace().points(spec, frozenset()))
+    if spec.op == "layer_norm":
+        same = [estimate_ns(layer, batch) for layer in stitched(spec)]
+        return ANCHOR_RATIO * same[0] if same and same[0] is not None else None
+    return None

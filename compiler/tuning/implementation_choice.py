@@ -13,8 +13,7 @@ from typing import TypeAlias
 
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.layer_spec import LayerSpec
-from veltair.compiler.stitch.alternatives import Alternative
-from veltair.compiler.stitch.layer_estimates import estimate_ns
+from veltair.compiler.stitch.alternatives import Alternative, estimate_ns
 from veltair.compiler.tuning.frontier import Candidate
 from veltair.compiler.tuning.search_plan import is_recorded, plan_search
 from veltair.compiler.tuning.setting import Setting
