@@ -29,7 +29,7 @@ def group_patterns(needs: Sequence[int], is_small: Sequence[bool], gain: Callabl
     >>> group_patterns([0, 1, 0], [True] * 3, lambda group: len(group) - 1)
     [(0, 2), (1,)]
     """
-    groups = [(i,) for i in range(len(needs))]
+    groups: list[Group] = [(i,) for i in range(len(needs))]
     left = [i for i, small in enumerate(is_small) if small]
     while len(left) > 1:
         found = [group for group in _reduce(left, needs, gain) if len(group) > 1]
