@@ -27,7 +27,7 @@ def group_patterns(needs: Sequence[int], is_small: Sequence[bool], gain: Callabl
     is_small: whether a pattern may share a kernel. gain: time that a group saves as one kernel.
 
     >>> group_patterns([0, 1, 0], [True] * 3, lambda group: len(group) - 1)
-    [(0, 2), (1,)]
+    [(0,), (1, 2)]
     """
     groups: list[Group] = [(i,) for i in range(len(needs))]
     left = [i for i, small in enumerate(is_small) if small]

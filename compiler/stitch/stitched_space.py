@@ -88,7 +88,7 @@ def _sliced_points(domains: Sequence[IterationSpace], max_batch: int) -> list[Po
     others = [[*best[:i], s, *best[i + 1 :]] for i, settings in enumerate(ranked) for s in settings[1:]]
     most = max(units_of(d, 0) for d in domains) * max_batch
     return [
-        {"slices": slices} | {f"{name}{i}": p[name] for i, p in enumerate(chosen) for name in OWN}
+        {"slices": slices, **{f"{name}{i}": p[name] for i, p in enumerate(chosen) for name in OWN}}
         for slices in SLICES
         if slices <= most
         for chosen in (best, *others)

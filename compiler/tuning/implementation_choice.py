@@ -93,7 +93,7 @@ def decide(layer: LayerWays, cost: Callable[[LayerSpec], float], margin: float) 
 
     >>> norm, other = (LayerSpec(n, n, (), (), {}, flops=0) for n in ("layer_norm", "stitched"))
     >>> ways = LayerWays(norm, {"stitched": [LayerWays(other, {})]})
-    >>> decide(ways, {"layer_norm": 120.0, "stitched": 100.0}.get, margin=1.1).way
+    >>> decide(ways, lambda spec: {"layer_norm": 120.0, "stitched": 100.0}[spec.op], margin=1.1).way
     'stitched'
     """
     parts = {way: tuple(decide(part, cost, margin) for part in found) for way, found in layer.ways.items()}
