@@ -4,7 +4,7 @@
 
 The times are those of the tuning records that ship: of every point of stitched layers that models of the zoo have, on
 one core and on two. Run it on the CPU that they are of, whose caches it reads. Printed are the costs that fit best
-(`cost_models.FITTED`), how far estimates are from times, how much slower the points are that the model would choose
+(`cost_models.COSTS`), how far estimates are from times, how much slower the points are that the model would choose
 than the best measured ones, and the time of the layer norm of `kernels/rows` over that of its stitched program
 (`alternatives.ANCHOR_RATIO`).
 """
@@ -26,7 +26,7 @@ from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
 from veltair.compiler.stitch.alternatives import estimate_ns, stitched
-from veltair.compiler.stitch.cost_models import FITTED, KernelCosts
+from veltair.compiler.stitch.cost_models import COSTS, KernelCosts
 from veltair.compiler.stitch.iteration_space import IterationSpace, at_batch
 from veltair.compiler.stitch.stitched_parameters import StitchedParameters
 from veltair.compiler.stitch.stitched_space import point_ns
@@ -72,7 +72,7 @@ def fit(points: Sequence[MeasuredPoint]) -> KernelCosts:
     def loss(costs: NDArray[np.float64]) -> float:
         return float(np.square(np.log(rows @ costs) - logs).mean())
 
-    found = np.maximum(np.array(astuple(FITTED)), LEAST)
+    found = np.maximum(np.array(astuple(COSTS)), LEAST)
     step = 2.0
     while step > 1.01:
         trials = [
@@ -119,7 +119,7 @@ def main() -> None:
                 estimate = estimate_ns(same, own[0].batch) or 0.0
                 anchors.append(min(record.best_ns for record in own) / estimate)
     print(f"{len(points)} points of stitched layers, {len(anchors)} layer norms")
-    report("as it is", points, FITTED)
+    report("as it is", points, COSTS)
     report("fitted", points, fit(points))
     print("layer norms over the estimates of their stitched programs:", *(f"{ratio:.2f}" for ratio in anchors))
 

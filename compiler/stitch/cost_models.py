@@ -1,8 +1,8 @@
 """Two cost models (FusionStitching 4.3, 5.4): a quick one of the gain of fusing, a fuller one of a kernel's time.
 
 Both are at batch 1, unless the spaces are those `at_batch`. Bandwidths and cycles are those of a server core with
-AVX-512; `FITTED` scales them to measured times (`python -m bench.kernels.stitched_costs`). The measured search decides
-about a kernel. Cache sizes are read from the machine.
+AVX-512; only their ratios matter, since the measured search decides about a kernel. Which `COSTS` fit measured times
+best says `python -m bench.kernels.stitched_costs`. Cache sizes are read from the machine.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CYCLES = {
     "reciprocal": 10.0,
 }  # of a vector; other operators take CHEAP_CYCLES
 CHEAP_CYCLES = 0.5
-FITTED = KernelCosts(call_ns=0.0, launch_ns=LAUNCH_NS, task_ns=60.0, computing=1.0, moving=1.0)
+COSTS = KernelCosts(call_ns=0.0, launch_ns=LAUNCH_NS, task_ns=60.0, computing=1.0, moving=1.0)
 ADD_LATENCY = 4.0  # cycles between two additions to one accumulator
 FOLD_CYCLES = 16.0  # the lanes of an accumulator into one
 
@@ -128,7 +128,7 @@ def packed_ns(
     programs: Sequence[tuple[IterationSpace, KernelSchedule]],
     slices: int = 0,
     cores: int = 0,
-    costs: KernelCosts = FITTED,
+    costs: KernelCosts = COSTS,
 ) -> float:
     """Time of a kernel that packs programs, on `cores` cores, by default all.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from veltair.compiler.codegen.prim_func import Operand
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.stitch.cost_models import FITTED, KernelCosts, packed_ns, scratch_bytes, units_of
+from veltair.compiler.stitch.cost_models import COSTS, KernelCosts, packed_ns, scratch_bytes, units_of
 from veltair.compiler.stitch.iteration_space import SCHEMES, IterationSpace
 from veltair.compiler.stitch.kernel_schedule import KernelSchedule
 from veltair.compiler.stitch.stitched_kernel import stitched_function
@@ -55,7 +55,7 @@ class StitchedSpace:
         return Kernel(function, weights, max(scratch_bytes(d, s) for d, s in programs), (slices or tasks) * unroll)
 
 
-def point_ns(domains: Sequence[IterationSpace], point: Point, cores: int = 0, costs: KernelCosts = FITTED) -> float:
+def point_ns(domains: Sequence[IterationSpace], point: Point, cores: int = 0, costs: KernelCosts = COSTS) -> float:
     """The estimated time of a point on `cores` cores, by default all."""
     return packed_ns(_programs(domains, point), int(point.get("slices", 0)), cores, costs)
 
