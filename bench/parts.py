@@ -97,7 +97,8 @@ def _training_step(at: Settings) -> Sequence[Command]:
 
 def _stitched_models(at: Settings) -> Sequence[Command]:
     work, written = str(at.work / "stitched-models"), at.result("stitched-models")
-    return [("bench.kernels.stitched_models", "--work", work, "--json", written)]
+    peer = at.peer("--tensorflow", at.tensorflow)
+    return [("bench.kernels.stitched_models", "--work", work, "--json", written, *peer)]
 
 
 def _coverage(at: Settings) -> Sequence[Command]:

@@ -22,8 +22,10 @@ from veltair.compiler.pipeline import PHASES, Compilation
 from veltair.compiler.quantisation.calibration import calibrate
 from veltair.compiler.quantisation.chosen_nodes import is_quantised
 from veltair.compiler.quantisation.samples import SampleSource
+from veltair.compiler.stitch.alternatives import ALTERNATIVES
 from veltair.compiler.stitch.regions import import_region
 from veltair.compiler.timing.measure import Meter
+from veltair.compiler.tuning.implementation_choice import Alternatives
 from veltair.compiler.tuning.kernel_cache import KernelCache
 from veltair.compiler.tuning.precision import Precision, dots_pay, pick_precision
 from veltair.errors import ConfigError, ModelError
@@ -59,6 +61,7 @@ def compile_model(
     cache: KernelCache | None = None,
     dump: Path | None = None,
     importer: NodeImporter = import_region,
+    alternatives: Alternatives = ALTERNATIVES,
 ) -> Artifact:
     """Compile an ONNX file into an artifact at `out`, which appears whole or not at all. The phases: `pipeline.PHASES`.
 
@@ -85,6 +88,7 @@ def compile_model(
         cache: objects and times of earlier compiles; by default none are used, and none kept.
         dump: a folder for the state after each phase, one text file each.
         importer: makes layers of the nodes that no pattern takes; benches compare others with the stitching one.
+        alternatives: what competes with layers; benches leave it out.
 
     Raises UserError (ModelError, ConfigError, …) for a fault of the input, VeltairError when a layer has no version
     that works.
@@ -113,6 +117,7 @@ def compile_model(
                 storage=TableStorage(tables, scratch),
                 fallback=fallback,
                 importer=importer,
+                alternatives=alternatives,
                 output_room=plan.output_room if plan else output_room,
                 bag_room=bag_room or {},
                 fixed=fixed,

@@ -134,6 +134,11 @@ def _tuning(c: Compilation) -> Iterator[str]:
             best = min(found, key=lambda candidate: candidate.best_ns)
             yield f"workload {workload}"
             yield f"    {len(found)} candidates, the best {best.best_ns} ns at {best.point or 'its only point'}"
+    for choice in getattr(c, "choices", ()):
+        yield ""
+        yield f"choice {choice.spec.name}: {choice.decision.way}, {'measured' if choice.measured else 'estimated'}"
+        for way, ns in choice.decision.times_ns.items():
+            yield f"    {way}: {ns:.0f} ns"
     if hasattr(c, "versions"):
         yield ""
         for symbol, versions in c.versions.items():

@@ -7,13 +7,12 @@ phase (`phase_dump`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
-import numpy as np
 from rich.progress import Progress
 
 from veltair.compiler.assemble import ArtifactParts, assemble
@@ -27,6 +26,7 @@ from veltair.compiler.features.kept_columns import keep_columns
 from veltair.compiler.graph import completion
 from veltair.compiler.graph.graph_builder import GraphBuilder, NodeImporter
 from veltair.compiler.graph.layer_graph import LayerGraph
+from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.kernels.fallback.fallback_import import FallbackImporter
 from veltair.compiler.onnx import onnx_model
@@ -36,12 +36,15 @@ from veltair.compiler.onnx.folding.sized_outputs import OutputRoom, client_ports
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns import by_operator
 from veltair.compiler.patterns.recommendation.feature_columns import round_columns
+from veltair.compiler.stitch.alternatives import ALTERNATIVES
 from veltair.compiler.stitch.regions import import_region
+from veltair.compiler.timing.batch_sizes import batch_sizes
 from veltair.compiler.timing.latency_tables import LatencyTables
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.tuning import code_versions
 from veltair.compiler.tuning.code_versions import TunedVersion
 from veltair.compiler.tuning.frontier import Candidate
+from veltair.compiler.tuning.implementation_choice import Alternatives, Choice, choose_implementations
 from veltair.compiler.tuning.kernel_cache import KernelCache
 from veltair.compiler.tuning.quantised_reference import quantised_tolerance
 from veltair.compiler.tuning.search import search
@@ -57,7 +60,6 @@ from veltair.types import Environment
 # Of the whole model: error over the output's largest value. Layers are held to much less (`tuning/correctness`), but
 # roundings add up with depth: 3.5 % measured on ResNet-50 and MobileNet-V2 with random weights.
 TOLERANCE = {"fp32": 1e-3, "bf16": 0.1}
-MAX_SIZES = 5  # batch sizes that are timed
 QOS_FACTOR = 3  # the default target is this times the model's solo time, rounded up to a millisecond
 
 
@@ -114,6 +116,8 @@ class Compilation(Lowering):
     batches: tuple[int, ...] = field(init=False)  # sizes of a dynamic batch to time
     setting: Setting = field(init=False)
     candidates: Mapping[str, list[Candidate]] = field(init=False)  # by workload
+    alternatives: Alternatives = field(default_factory=lambda: ALTERNATIVES)  # that compete with layers
+    choices: list[Choice] = field(init=False)  # among them
     latency_tables: LatencyTables = field(init=False)
     versions: Mapping[str, list[TunedVersion]] = field(init=False)  # by `LayerSpec.symbol`
     parts: ArtifactParts = field(init=False)
@@ -169,7 +173,7 @@ def settle_halos(lowering: Lowering) -> None:
 
 
 def search_candidates(compilation: Compilation) -> None:
-    """Measure the design space of every workload that has no tuning records."""
+    """Measure the design space of every workload without tuning records, and take the fastest way of each layer."""
     c, graph = compilation, compilation.graph
     c.batches, c.environment = batch_sizes(graph.max_batch), describe_environment()
     c.setting = Setting(
@@ -181,7 +185,13 @@ def search_candidates(compilation: Compilation) -> None:
         bounds=graph.id_bounds(c.features.bounds if c.features else {}),
         spaces=SPACES,
     )
-    c.candidates = search(graph.layers, c.store, c.meter, c.setting, c.trials, c.progress, c.scratch, c.cache)
+
+    def measure(layers: Sequence[LayerSpec], optional: Mapping[str, int]) -> Mapping[str, list[Candidate]]:
+        return search(layers, c.store, c.meter, c.setting, c.trials, c.progress, c.scratch, c.cache, optional)
+
+    c.graph, c.candidates, c.choices = choose_implementations(
+        graph, c.alternatives, c.store, c.setting, c.trials, measure
+    )
 
 
 def choose_versions(compilation: Compilation) -> None:
@@ -279,18 +289,3 @@ def lower(
     for phase in LOWERING_PHASES:
         phase(lowering)
     return lowering.graph
-
-
-def batch_sizes(max_batch: int, limit: int = MAX_SIZES) -> tuple[int, ...]:
-    """Powers of two from 1 on, and max_batch itself: at most `limit` sizes, evenly spread.
-
-    >>> batch_sizes(32), batch_sizes(6)
-    ((1, 2, 4, 16, 32), (1, 2, 4, 6))
-    """
-    powers = [1]
-    while powers[-1] * 2 < max_batch:
-        powers.append(powers[-1] * 2)
-    sizes = [*powers, max_batch] if max_batch > 1 else powers
-    if len(sizes) <= limit:
-        return tuple(sizes)
-    return tuple(sizes[i] for i in np.linspace(0, len(sizes) - 1, limit).round().astype(int))

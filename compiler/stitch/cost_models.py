@@ -1,12 +1,14 @@
 """Two cost models (FusionStitching 4.3, 5.4): a quick one of the gain of fusing, a fuller one of a kernel's time.
 
-Both are at batch 1. Bandwidths and cycles are those of a server core with AVX-512; only their ratios matter here, and
-the measured search decides about a kernel. Cache sizes are read from the machine.
+Both are at batch 1, unless the spaces are those `at_batch`. Bandwidths and cycles are those of a server core with
+AVX-512; only their ratios matter, since the measured search decides about a kernel. Which `COSTS` fit measured times
+best says `python -m bench.kernels.stitched_costs`. Cache sizes are read from the machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import cache
 from math import ceil, inf, prod
 
@@ -15,11 +17,26 @@ from veltair.compiler.stitch.kernel_schedule import KernelSchedule
 from veltair.compiler.stitch.stitch_program import REDUCTIONS, StitchOp, StitchProgram, count_elements
 from veltair.machine.topology import cache_bytes, usable_machine
 
+
+@dataclass(frozen=True, slots=True)
+class KernelCosts:
+    """What the latency-evaluator multiplies the counts of a kernel by.
+
+    >>> KernelCosts(call_ns=0, launch_ns=2000, task_ns=60, computing=1, moving=1).launch_ns
+    2000
+    """
+
+    call_ns: float  # of a kernel, whatever it does
+    launch_ns: float  # of its parallel loop
+    task_ns: float
+    computing: float  # times CYCLES at CLOCK_GHZ
+    moving: float  # times bytes at BYTES_PER_NS
+
+
 LANES = 16
 FLOAT_BYTES = 4
 CLOCK_GHZ = 2.5
-LAUNCH_NS = 2000.0  # of a parallel kernel inside a block, its threads awake
-TASK_NS = 60.0
+LAUNCH_NS = 2000.0  # of a parallel kernel inside a block, its threads awake: what fusing saves
 BYTES_PER_NS = (("L1", 120.0), ("L2", 50.0), ("L3", 12.0), ("memory", 7.0))  # one core, streaming
 USUAL_BYTES = {"L1": 32 << 10, "L2": 1 << 20, "L3": 16 << 20}  # where the kernel shows no caches
 CYCLES = {
@@ -33,6 +50,7 @@ CYCLES = {
     "reciprocal": 10.0,
 }  # of a vector; other operators take CHEAP_CYCLES
 CHEAP_CYCLES = 0.5
+COSTS = KernelCosts(call_ns=0.0, launch_ns=LAUNCH_NS, task_ns=60.0, computing=1.0, moving=1.0)
 ADD_LATENCY = 4.0  # cycles between two additions to one accumulator
 FOLD_CYCLES = 16.0  # the lanes of an accumulator into one
 
@@ -103,13 +121,40 @@ def scratch_bytes(space: IterationSpace, setting: KernelSchedule) -> int:
 
 def latency_ns(space: IterationSpace, setting: KernelSchedule, cores: int = 0) -> float:
     """Latency-evaluator: time of a kernel on `cores` cores, by default all."""
+    return packed_ns([(space, setting)], cores=cores)
+
+
+def packed_ns(
+    programs: Sequence[tuple[IterationSpace, KernelSchedule]],
+    slices: int = 0,
+    cores: int = 0,
+    costs: KernelCosts = COSTS,
+) -> float:
+    """Time of a kernel that packs programs, on `cores` cores, by default all.
+
+    A thread takes tasks that stand side by side, and those of a program do: without `slices`, the thread that gets the
+    longest ones decides.
+    """
     cores = cores or _cores()
-    units = units_of(space, setting.columns)
-    tasks = ceil(units / setting.rows)
-    used = min(tasks, cores)
-    row_ns = _unit_ns(space, setting)
-    launch = LAUNCH_NS if tasks > 1 else 0.0
-    return launch + ceil(tasks / used) * (min(setting.rows, units) * row_ns + TASK_NS)
+    if slices:
+        share = sum(ceil(units_of(d, s.columns) / slices) * _unit_ns(d, s, costs) for d, s in programs)
+        launch = costs.launch_ns if slices > 1 else 0.0
+        return costs.call_ns + launch + ceil(slices / cores) * (share + costs.task_ns)
+    counts, tasks_ns = list[int](), list[float]()
+    for space, setting in programs:
+        units = units_of(space, setting.columns)
+        counts.append(ceil(units / setting.rows))
+        tasks_ns.append(min(setting.rows, units) * _unit_ns(space, setting, costs) + costs.task_ns)
+    tasks = sum(counts)
+    chunk = ceil(tasks / cores)
+    longest = 0.0
+    for start in range(0, tasks, chunk):
+        first, taken = 0, 0.0
+        for count, ns in zip(counts, tasks_ns, strict=True):
+            taken += max(min(first + count, start + chunk) - max(first, start), 0) * ns
+            first += count
+        longest = max(longest, taken)
+    return costs.call_ns + (costs.launch_ns if tasks > 1 else 0.0) + longest
 
 
 def plan_ns(patterns: Sequence[StitchProgram]) -> float:
@@ -130,7 +175,7 @@ def plan_ns(patterns: Sequence[StitchProgram]) -> float:
     return total
 
 
-def _unit_ns(space: IterationSpace, setting: KernelSchedule) -> float:
+def _unit_ns(space: IterationSpace, setting: KernelSchedule, costs: KernelCosts) -> float:
     """Time of one row: what each phase reads, computes and writes."""
     program = space.program
     kept = set(space.kept(setting.scheme))
@@ -170,7 +215,7 @@ def _unit_ns(space: IterationSpace, setting: KernelSchedule) -> float:
                 size = _row_bytes(space, op.output, setting.columns)
                 moved += move_ns(size, row if op.output in kept else count_elements(op.shape) * FLOAT_BYTES)
     cycles += sum(_cycles(op) for op in program.ops if space.is_row(op.output))
-    return cycles / CLOCK_GHZ + moved
+    return costs.computing * cycles / CLOCK_GHZ + costs.moving * moved
 
 
 def _ends_in(op: StitchOp, phase: int, space: IterationSpace, kept: Collection[str]) -> bool:

@@ -69,4 +69,7 @@ def reference_stitched(spec: LayerSpec, inputs: Sequence[Array]) -> list[Array]:
         found |= evaluate_program(space.program, {name: given[name] for name in space.program.leaves})
     shapes = [(t.shape, x.shape) for t, x in zip(spec.inputs, inputs, strict=True)]
     batch = next((b // -d for own, real in shapes for d, b in zip(own, real, strict=True) if d < 0), 1)
-    return [found[tensor.name].reshape(shape_at(tensor.shape, batch)) for tensor in spec.outputs]
+    results = parameters.names[len(parameters.names) - len(spec.outputs) :]  # tensors may have got other names since
+    return [
+        found[name].reshape(shape_at(tensor.shape, batch)) for name, tensor in zip(results, spec.outputs, strict=True)
+    ]

@@ -13,6 +13,7 @@ from itertools import product
 
 from veltair.compiler.stitch.cost_models import LAUNCH_NS, gain_ns, plan_ns
 from veltair.compiler.stitch.iteration_space import iteration_space
+from veltair.compiler.stitch.remote_fusion import STRETCH, group_patterns
 from veltair.compiler.stitch.stitch_program import Shape, StitchOp, StitchProgram, build_program
 
 Pattern = frozenset[int]  # operators by their place in topological order
@@ -21,7 +22,6 @@ TOP = 3  # candidates kept for each operator
 GROUP = 2  # consumers whose candidates are combined exhaustively
 BEAM = 3
 LARGEST = 48  # operators in a pattern: beyond it code grows and nothing is saved
-PACKED = 8  # patterns in one packed kernel
 SMALL_NS = 4 * LAUNCH_NS  # patterns below it are worth packing
 
 
@@ -198,15 +198,16 @@ class FusionExplorer:
         return plan_ns([self.program(p) for p in patterns])
 
     def packed(self, plan: Sequence[Pattern]) -> list[list[Pattern]]:
-        """Remote fusion: small neighbours in a plan that do not depend on each other share a kernel."""
+        """Remote fusion: small patterns that do not depend on each other share a kernel."""
         groups: list[list[Pattern]] = []
-        for pattern in plan:
-            small = plan_ns([self.program(pattern)]) < SMALL_NS
-            needs = _union(self.before, pattern)
-            group = groups[-1] if groups else []
-            free = len(group) < PACKED and not any(needs & _bits(other) for other in group)
-            if small and group and free and plan_ns([self.program(group[0])]) < SMALL_NS:
-                group.append(pattern)
-            else:
-                groups.append([pattern])
+        for start in range(0, len(plan), STRETCH):
+            stretch = plan[start : start + STRETCH]
+            needed = [_union(self.before, pattern) for pattern in stretch]
+            others = [_bits(pattern) for pattern in stretch]
+            needs = [
+                sum(1 << j for j, bits in enumerate(others) if j != i and needed[i] & bits) for i in range(len(stretch))
+            ]
+            is_small = [self._plan_ns([pattern]) < SMALL_NS for pattern in stretch]
+            found = group_patterns(needs, is_small, lambda group: (len(group) - 1) * LAUNCH_NS)
+            groups += [[stretch[i] for i in group] for group in found]
         return groups

@@ -8,7 +8,7 @@ a buffer that the caches hold (of a row, in L1; of a tile of columns where the r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from veltair.compiler.stitch.stitch_program import (
@@ -107,6 +107,22 @@ class IterationSpace:
         if name not in ops or self.is_row(name):
             return False
         return ops[name].kind in EXPENSIVE or any(self._is_expensive(ops, n) for n in ops[name].operands)
+
+
+def at_batch(space: IterationSpace, batch: int) -> IterationSpace:
+    """The space of a query of this batch, of fixed extents. Only for estimates: its program has no place for others.
+
+    >>> at_batch(IterationSpace(StitchProgram((), {}, ()), (-2, 8), (False, False), {}), 3).extents
+    (6, 8)
+    """
+
+    def fixed(shape: Shape) -> Shape:
+        return tuple(-extent * batch if extent < 0 else extent for extent in shape)
+
+    program = space.program
+    ops = tuple(replace(op, shape=fixed(op.shape)) for op in program.ops)
+    leaves = {name: fixed(shape) for name, shape in program.leaves.items()}
+    return replace(space, program=StitchProgram(ops, leaves, program.outputs), extents=fixed(space.extents))
 
 
 def iteration_space(program: StitchProgram) -> IterationSpace | None:

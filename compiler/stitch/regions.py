@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
 
@@ -14,10 +12,9 @@ from veltair.compiler.graph.layer_graph import ImportedLayers
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.generic.relax_layers import import_layers
 from veltair.compiler.stitch.fusion_explorer import FusionExplorer
-from veltair.compiler.stitch.iteration_space import iteration_space
 from veltair.compiler.stitch.node_translation import TRUE, translate_node
-from veltair.compiler.stitch.stitch_program import Shape, StitchOp, StitchProgram, count_elements
-from veltair.compiler.stitch.stitched_parameters import StitchedParameters
+from veltair.compiler.stitch.stitch_program import Shape, StitchOp, StitchProgram
+from veltair.compiler.stitch.stitched_layer import StitchedPart, stitched_layer
 from veltair.errors import InvariantError, ModelError
 from veltair.types import TensorSpec
 
@@ -186,34 +183,13 @@ class _RegionBuilder:
         return import_layers(run, self.values, self.constants, list(inputs), outputs, self.max_batch, self.opset)
 
     def _layer(self, group: Sequence[StitchProgram]) -> LayerSpec:
-        leaves = dict.fromkeys(name for p in group for name in p.leaves)
-        results = [name for p in group for name in p.outputs]
-        inputs = [self._activation(name) for name in leaves if name not in self.constants]
-        weights = {name: np.asarray(self.constants[name], np.float32) for name in leaves if name in self.constants}
-        domains = []
-        for p in group:
-            space = iteration_space(p)
-            if space is None:
-                raise InvariantError(f"region at {self.prefix!r}: {p.text} is no loop nest")
-            domains.append(space)
-        names = (*(tensor.name for tensor in inputs), *weights, *results)
-        places = [names.index(name) for p in group for name in (*p.leaves, *p.outputs)]
-        text = f"{[p.text for p in group]} {places}"  # the same for layers that can share their code
-        return LayerSpec(
-            name=f"{results[-1]}/stitched",
-            op="stitched",
-            inputs=tuple(inputs),
-            outputs=tuple(self._activation(name) for name in results),
-            weights=weights,
-            flops=sum(count_elements(op.shape) for p in group for op in p.ops),
-            max_batch=self.max_batch,
-            parameters=StitchedParameters(
-                kinds="|".join("+".join(op.kind for op in p.ops) for p in group),
-                structure=hashlib.sha256(text.encode()).hexdigest()[:16],
-                domains=tuple(domains),
-                names=names,
-            ),
-        )
+        parts = []
+        for program in group:
+            names = (*program.leaves, *program.outputs)
+            constants = {name: self.constants[name] for name in names if name in self.constants}
+            tensors = {name: self._activation(name) for name in names if name not in constants}
+            parts.append(StitchedPart(program, tensors, constants))
+        return stitched_layer(parts, self.max_batch)
 
     def _activation(self, name: str) -> Activation:
         if name in self.made:

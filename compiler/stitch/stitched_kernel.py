@@ -26,11 +26,15 @@ from veltair.compiler.stitch.value_emitter import OperandViews, RowVector, Value
 
 
 def stitched_function(
-    spaces: Sequence[tuple[IterationSpace, KernelSchedule]], operands: Sequence[Operand], names: Sequence[str]
+    spaces: Sequence[tuple[IterationSpace, KernelSchedule]],
+    operands: Sequence[Operand],
+    names: Sequence[str],
+    slices: int = 0,
 ) -> Any:
     """A PrimFunc over the operands in order, which hold the values of these names.
 
-    Several programs are packed: each has a range of the tasks of one parallel loop.
+    Several programs are packed: each has a range of the tasks of one parallel loop. Where there are `slices`, each of
+    that many tasks does an equal share of every program instead, so that threads end together.
     """
 
     def body(*buffers: Any) -> None:
@@ -38,6 +42,15 @@ def stitched_function(
             StitchedKernel(space, schedule, OperandViews.declare(space, operands, names, buffers))
             for space, schedule in spaces
         ]
+        if slices == 1:
+            for kernel in kernels:
+                kernel.emit_slice(0, 1)
+            return
+        if slices:
+            with T.parallel(0, slices) as part:
+                for kernel in kernels:
+                    kernel.emit_slice(part, slices)
+            return
         firsts: list[Expr] = [0]
         for kernel in kernels:
             firsts.append(firsts[-1] + kernel.tasks)
@@ -88,18 +101,30 @@ class StitchedKernel:
         return units <= self.schedule.rows and not any(extent < 0 for extent in outer)
 
     def emit(self, task: Expr) -> None:
+        """The code of one task."""
         rows = self.schedule.rows
+        self._emit_units(task * rows, 1 if rows == 1 else T.min(rows, self._units - task * rows))
+
+    def emit_slice(self, part: Expr, slices: int) -> None:
+        """The code of one of equal shares of the units."""
+        if slices == 1:
+            self._emit_units(0, self._units)
+            return
+        each, left = T.bind(self._units // slices), T.bind(self._units % slices)
+        self._emit_units(T.bind(part * each + T.min(part, left)), each + T.Select(part < left, 1, 0))
+
+    def _emit_units(self, first: Expr, count: Expr) -> None:
         self._values.begin_task()
         self._accumulators = {
             op.output: T.alloc_buffer((self.schedule.unroll * LANES,), "float32", scope="local")
             for op in self._ops.values()
             if op.kind in REDUCTIONS
         }
-        if rows == 1:
-            self._emit_unit(task)
+        if isinstance(count, int) and count == 1:
+            self._emit_unit(first)
         else:
-            with T.serial(0, T.min(rows, self._units - task * rows)) as r:
-                self._emit_unit(T.bind(task * rows + r))
+            with T.serial(0, count) as r:
+                self._emit_unit(T.bind(first + r))
 
     def _emit_unit(self, unit: Expr) -> None:
         index: list[Expr] = [0] * len(self._extents)

@@ -7,8 +7,9 @@ another CPU or TVM, and those of similar workloads, only say where to look first
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.markup import escape
 from rich.progress import Progress, TaskID
@@ -39,6 +40,7 @@ def search(
     progress: Progress,
     objects: Path | None = None,
     cache: KernelCache | None = None,
+    optional: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, list[Candidate]]:
     """Candidates of each workload, measured on this CPU with this TVM, now or in the records; never an empty list.
 
@@ -52,13 +54,15 @@ def search(
         objects: a folder for object files, where whoever builds versions afterwards finds them; by default, none stays.
         cache: where objects of earlier compiles are found; none is added, since few of the candidates are ever wanted
             again.
+        optional: workloads that others can stand in for, and how many candidates of each are measured; where none
+            works, the list is empty.
 
-    Raises VeltairError for a workload of which no candidate works.
+    Raises VeltairError for another workload of which no candidate works.
     """
     cache = cache or KernelCache()
     distinct = {spec.workload: spec for spec in reversed(specs)}  # of equal workloads, the first
     order = dict.fromkeys(spec.workload for spec in specs)
-    plans = [plan_search(distinct[workload], store, setting, trials) for workload in order]
+    plans = [plan_search(distinct[workload], store, setting, optional.get(workload, trials)) for workload in order]
     _warn_of_foreign(plans, setting)
     total = sum(plan.left for plan in plans)
     task = progress.add_task("search", total=total, visible=total > 0)
@@ -94,7 +98,7 @@ def search(
                 store.append(record)
                 records.append(record)
         found[workload] = plan.candidates
-        if not found[workload]:
+        if not found[workload] and workload not in optional:
             raise VeltairError(f"layer {spec.name} ({workload}): no candidate works; the last said {records[-1].error}")
     return found
 

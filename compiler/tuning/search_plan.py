@@ -80,6 +80,13 @@ def plan_search(spec: LayerSpec, store: RecordStore, setting: Setting, trials: i
     return SearchPlan(spec, points, records, foreign, max(budget, 1))
 
 
+def is_recorded(spec: LayerSpec, store: RecordStore, setting: Setting) -> bool:
+    """Whether candidates of a workload were measured on this CPU with this TVM, even if none of them worked."""
+    points = setting.spaces[spec.op].points(spec, setting.features)
+    known = (*store.shipped(spec.workload), *store.own(spec.workload))
+    return any(r.point in points and _is_native(r, setting) for r in known)
+
+
 def propose_points(
     points: Sequence[Point],
     times: Mapping[int, int],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from veltair.compiler.pipeline import batch_sizes
+from veltair.compiler.timing.batch_sizes import batch_sizes
 
 
 @pytest.mark.parametrize(
