@@ -43,8 +43,7 @@ from veltair.server.front.monitor.dashboard import Dashboard
 from veltair.server.front.monitor.event_history import EventHistory
 from veltair.server.front.monitor.hour_history import HourHistory
 from veltair.server.front.plan_learner import PlanLearner
-from veltair.server.front.tracing.otlp_settings import read_settings
-from veltair.server.front.tracing.start import otlp_collector, trace_queries
+from veltair.server.front.tracing.start import trace_queries, wanted_traces
 from veltair.server.ipc.daemon_events import EventKind
 from veltair.server.ipc.json_lines import event
 from veltair.server.ipc.process_setup import log_to_stderr, logs_json, set_nice
@@ -116,8 +115,7 @@ def _configuration(args: argparse.Namespace) -> ServeConfig:
 
 def check(config: ServeConfig, *, as_json: bool) -> int:
     """Check the artifacts of the configuration, and say what would be served. Returns 0; raises UserError."""
-    if read_settings(config.server) is not None:
-        otlp_collector()
+    wanted_traces(config.server)
     if config.server.tls is not None:
         check_files(config.server.tls)
         for fault in find_faults(config.server.tls):
@@ -142,7 +140,7 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
     config = read()
     log_to_stderr(config.server.log_format)
     _tell(config, "start", [each.name for each in config.tenants], "starting with the policy %s", config.server.policy)
-    tracing = read_settings(config.server)
+    tracing = wanted_traces(config.server)
     manager.loading()
     set_nice(NICE)
     stop, stop_now = asyncio.Event(), asyncio.Event()

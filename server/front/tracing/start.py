@@ -1,21 +1,43 @@
-"""`trace_queries`: traces of a daemon's queries, from where they end to the collector."""
+"""`wanted_traces`, and `trace_queries`: traces of a daemon's queries, from where they end to the collector."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from veltair.config import ServerConfig
 from veltair.errors import ConfigError
 from veltair.server.front.engine_client import EngineClient
 from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.metrics import Metrics
-from veltair.server.front.tracing.otlp_settings import OtlpSettings
+from veltair.server.front.tracing.otlp_settings import OtlpSettings, read_settings
 from veltair.server.front.tracing.query_traces import QueryTraces
 from veltair.server.front.tracing.trace_sender import Collector, TraceSender
 from veltair.server.wire.io_threads import IoThreads
 from veltair.server.wire.thread_traces import ThreadTraces
+
+_log = logging.getLogger(__name__)
+
+
+def wanted_traces(server: ServerConfig) -> OtlpSettings | None:
+    """Where traces go; None where nobody wants any.
+
+    Other programs share the environment. Where it alone asks for traces, a variable that the daemon does not follow,
+    or packages that are not there, cost the traces and not the start. Raises ConfigError where the configuration asks.
+    """
+    try:
+        settings = read_settings(server)
+        if settings is not None:
+            otlp_collector()
+    except ConfigError as error:
+        if server.otel is not None:
+            raise
+        _log.warning("there are no traces: %s", error)
+        return None
+    return settings
 
 
 def otlp_collector() -> Callable[[OtlpSettings, str], Collector]:

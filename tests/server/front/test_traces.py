@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from veltair.config import ServerConfig
 from veltair.errors import ConfigError, OverloadedError, QueryError, RefusalReason
 from veltair.server.front.tracing.otlp import OtlpCollector
 from veltair.server.front.tracing.otlp_settings import OtlpSettings
 from veltair.server.front.tracing.query_trace import QueryTrace
 from veltair.server.front.tracing.query_traces import MOST_HALVES, QueryTraces
-from veltair.server.front.tracing.start import otlp_collector
+from veltair.server.front.tracing.start import otlp_collector, wanted_traces
 from veltair.server.front.tracing.trace_context import TraceContext
 from veltair.server.front.tracing.trace_sender import TraceSender
 from veltair.server.ipc.messages import QueryEnded
@@ -162,6 +163,32 @@ def test_without_the_packages_it_is_said_which_are_needed(monkeypatch: pytest.Mo
         ConfigError, match=r'server\.otel, OTEL_\*\) need the packages of `pip install "veltair\[otel\]"`'
     ):
         otlp_collector()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("OTEL_TRACES_SAMPLER", "always_on"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]
+)
+def test_an_environment_that_others_share_ends_no_start(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://otel:4317")
+    monkeypatch.setenv(variable, value)
+    assert wanted_traces(ServerConfig()) is None
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(f"there are no traces: {variable}: expected ")
+    with pytest.raises(ConfigError, match=f"^{variable}: "):
+        wanted_traces(ServerConfig(otel="http://otel:4317"))
+
+
+def test_an_environment_that_others_share_needs_no_packages(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "veltair.server.front.tracing.otlp", None)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://otel:4317")
+    assert wanted_traces(ServerConfig()) is None
+    assert "need the packages of" in caplog.text
+    with pytest.raises(ConfigError, match="need the packages of"):
+        wanted_traces(ServerConfig(otel="http://otel:4317"))
 
 
 def test_without_a_collector_none_of_its_packages_is_loaded() -> None:
