@@ -29,7 +29,9 @@ from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.onnx.onnx_model import load_model as load_onnx
 from veltair.compiler.pipeline import lower
 from veltair.compiler.reference_model import Arrays, ReferenceModel
+from veltair.compiler.stitch.alternatives import ALTERNATIVES
 from veltair.compiler.tuning.correctness import LOOKUPS, largest_errors, layer_tolerance
+from veltair.compiler.tuning.implementation_choice import as_chosen
 from veltair.compiler.tuning.layer_reference import reference_outputs, unpack_activation
 from veltair.compiler.verification_report import VerificationReport, is_settled
 from veltair.compiler.verified_extents import compare_extents
@@ -101,8 +103,9 @@ def _verify_bucket(
         takes, ours = (", ".join(port.name for port in ports) for ports in (graph.inputs, manifest.inputs))
         hint = "; give the --features that it was compiled with" if manifest.packed_buffers and features is None else ""
         raise ModelError(f"{model}: takes {takes}; the artifact {found.path} takes {ours}{hint}")
-    specs = graph.layers
-    if [spec.name for spec in specs] != [layer.name for layer in manifest.layers]:
+    chosen = [layer.name for layer in manifest.layers]
+    specs, wide_specs = (as_chosen(layers, chosen, ALTERNATIVES) for layers in (graph.layers, wide))
+    if specs is None or wide_specs is None:
         if manifest.calibrated:
             raise ModelError(
                 f"{model}: computes in floats, and the artifact {found.path} was calibrated to 8-bit integers: no "
@@ -112,7 +115,7 @@ def _verify_bucket(
     cores = usable_machine().cores  # before the pool pins this thread, which narrows the cores reported
     before = os.sched_getaffinity(0)
     try:
-        return _compare(found, specs, wide, loaded, front, PinnedThreads(cores), cores)
+        return _compare(found, specs, wide_specs, loaded, front, PinnedThreads(cores), cores)
     finally:
         os.sched_setaffinity(0, before)
 

@@ -112,6 +112,35 @@ def apply(decision: Decision, spec: LayerSpec, alternatives: Alternatives) -> It
         yield from apply(part, layer, alternatives)
 
 
+def as_chosen(layers: Sequence[LayerSpec], chosen: Sequence[str], alternatives: Alternatives) -> list[LayerSpec] | None:
+    """The layers in the ways that a compile took, from the names of its layers; None for no such ways.
+
+    >>> layers = [LayerSpec(name, "stitched", (), (), {}, flops=0) for name in "ab"]
+    >>> [layer.name for layer in as_chosen(layers, ["a", "b"], {}) or ()]
+    ['a', 'b']
+    >>> as_chosen(layers, ["a"], {}) is None
+    True
+    """
+    taken = _first_of(layers, chosen, alternatives)
+    return taken if taken is not None and len(taken) == len(chosen) else None
+
+
+def _first_of(layers: Sequence[LayerSpec], chosen: Sequence[str], alternatives: Alternatives) -> list[LayerSpec] | None:
+    """The same for as many of those that were chosen, from the first on, as compute the layers."""
+    taken = list[LayerSpec]()
+    for layer in layers:
+        rest = chosen[len(taken) :]
+        if rest[:1] == [layer.name]:
+            taken.append(layer)
+            continue
+        ways = (_first_of(alternative.make(layer), rest, alternatives) for alternative in alternatives.values())
+        found = next(filter(None, ways), None)
+        if found is None:
+            return None
+        taken += found
+    return taken
+
+
 def choose_implementations(
     graph: LayerGraph,
     alternatives: Alternatives,

@@ -21,6 +21,7 @@ from veltair.compiler.pipeline import lower
 from veltair.compiler.stitch.alternatives import ALTERNATIVES, apart, fused_by_tvm, stitched
 from veltair.compiler.tuning.layer_reference import pack_activation, reference_outputs
 from veltair.compiler.tuning.search_plan import TVM
+from veltair.compiler.verify import verify
 from veltair.machine.environment import describe_environment
 from veltair.machine.isa import ISAS, cpu_features
 from veltair.profiles.artifact.artifact_folder import load_artifact
@@ -151,7 +152,9 @@ def test_a_model_is_served_in_the_way_whose_records_are_faster(tmp_path: Path) -
         store.append(TuningRecord(layer.workload, 2, point, (ns,), 1, 1, tuple(sorted(used)), cpu, TVM))
     folder = tmp_path / "model"
     compile_model(path, folder, precision="fp32", trials=1, max_batch=3, store=store)
-    assert sorted(layer.op for layer in load_artifact(folder).manifest.layers) == ["generic", "stitched"]
+    artifact = load_artifact(folder)
+    assert sorted(layer.op for layer in artifact.manifest.layers) == ["generic", "stitched"]
+    assert verify(artifact, path).ok  # layer by layer
     with veltair.load(folder) as served:
         for batch in (1, 3):
             given = case.draw(batch)
