@@ -69,6 +69,8 @@ class InProcessModel:
         with _pinned_to(self._cores):  # kernels that are loaded after this use these threads
             self._executors = list(open_buckets(artifact))
         self._buckets = artifact.buckets()
+        self._profiles = [bucket.profiles() for bucket in self._buckets]
+        self._versions: dict[tuple[int, int], list[int]] = {}  # by bucket and batch, of which a model bounds both
         self._validator = InputValidator.of(artifact.manifest.model, artifact.manifest)
 
     def __call__(self, inputs: Inputs) -> dict[str, NDArray[Any]]:
@@ -90,8 +92,7 @@ class InProcessModel:
     def _run(self, bucket: int, values: Mapping[str, Tensor], batch: int) -> dict[str, NDArray[Any]]:
         from veltair.profiles.runtime.executor import aligned_zeros
 
-        artifact = self._buckets[bucket]
-        manifest = artifact.manifest
+        manifest = self._buckets[bucket].manifest
         with _pinned_to(self._cores):
             if not self._executors:
                 raise VeltairError(f"{manifest.model}: the model is closed")
@@ -99,8 +100,13 @@ class InProcessModel:
             InputLayout.of(manifest).fill(arrays, values, batch)
             outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.output_tensors]
             run = self._executors[bucket].bind(batch, arrays, outputs)
-            run.block(0, fastest_versions(artifact.profiles(), batch, len(self._cores)))()
+            run.block(0, self._fastest(bucket, batch))()
         return read_outputs(manifest, outputs)
+
+    def _fastest(self, bucket: int, batch: int) -> list[int]:
+        if (bucket, batch) not in self._versions:
+            self._versions[bucket, batch] = fastest_versions(self._profiles[bucket], batch, len(self._cores))
+        return self._versions[bucket, batch]
 
     def close(self) -> None:
         """Let go of weights and kernels."""
