@@ -21,13 +21,9 @@ from veltair.profiles.artifact.manifest import ONNX_LAYER, Manifest
 from veltair.profiles.artifact.output_layout import write_tensors
 from veltair.profiles.artifact.ragged_inputs import all_to_ragged
 from veltair.profiles.artifact.strings import Strings
+from veltair.profiles.runtime.onnx_layers import TYPES
 
 Arrays = list[NDArray[Any]]
-TYPES = {  # by ONNX Runtime's names
-    f"tensor({name})": np.dtype(dtype)
-    for name, dtype in {"float": "f4", "int64": "i8", "int32": "i4", "uint8": "u1", "int8": "i1", "bool": "?"}.items()
-}
-NUMBERS = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(int32)": "int32"}  # ONNX Runtime's names
 
 # Times that inputs are moved: more where ONNX Runtime runs layers, since these choose by values, and a choice changes
 # only now and then.
@@ -118,7 +114,7 @@ def _as_onnx_input(value: Any, given: NDArray[Any] | Strings) -> NDArray[Any]:
     if isinstance(given, Strings):
         array = np.array([text.decode() for text in given.tolist()], object)
     else:
-        array = given.astype(NUMBERS[value.type])
+        array = given.astype(TYPES[value.type])
     return array.reshape(len(given), *value.shape[1:])
 
 

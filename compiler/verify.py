@@ -95,7 +95,7 @@ def _verify_bucket(
         kept = TableStorage(manifest.tables, folder)
         front = join_features(loaded, described, kept)
         graph = lower(loaded, manifest.precision, front, kept)
-        wide = graph.layers
+        wide = None
         if manifest.tables != "fp32":
             front = join_features(loaded, described, TableStorage("fp32", folder))
             wide = lower(loaded, manifest.precision, front).layers
@@ -104,7 +104,8 @@ def _verify_bucket(
         hint = "; give the --features that it was compiled with" if manifest.packed_buffers and features is None else ""
         raise ModelError(f"{model}: takes {takes}; the artifact {found.path} takes {ours}{hint}")
     chosen = [layer.name for layer in manifest.layers]
-    specs, wide_specs = (as_chosen(layers, chosen, ALTERNATIVES) for layers in (graph.layers, wide))
+    specs = as_chosen(graph.layers, chosen, ALTERNATIVES)
+    wide_specs = specs if wide is None else as_chosen(wide, chosen, ALTERNATIVES)
     if specs is None or wide_specs is None:
         if manifest.calibrated:
             raise ModelError(

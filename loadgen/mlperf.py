@@ -12,7 +12,6 @@ import importlib.util
 import json
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ from veltair.loadgen.client import InferenceClient, Outcome
 from veltair.loadgen.scenario import LoadSettings, TenantLoad
 from veltair.loadgen.tenant_results import TenantResult
 from veltair.loadgen.tenant_streams import TenantStream, connect, prepare_streams
+from veltair.machine.scratch import ScratchFolder
 
 GRACE_S = 60.0  # to start, connect, draw payloads and write the logs
 OVER_NS = 2_000_000  # a failed query is completed this long after its target
@@ -237,15 +237,15 @@ def main() -> None:
     sys.stdout.flush()
 
 
-def log_directory(wanted: Path | None) -> contextlib.AbstractContextManager[str]:
+def log_directory(wanted: Path | None) -> contextlib.AbstractContextManager[Path]:
     """The directory for MLPerf's logs: the wanted one, or a temporary one."""
     if wanted is None:
-        return tempfile.TemporaryDirectory(prefix="veltair-mlperf-")
+        return ScratchFolder("mlperf")
     try:
         wanted.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--mlperf-logs: {wanted}: {error.strerror}") from None
-    return contextlib.nullcontext(str(wanted))
+    return contextlib.nullcontext(wanted)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from itertools import product
 
 from veltair.compiler.stitch.cost_models import LAUNCH_NS, gain_ns, plan_ns
 from veltair.compiler.stitch.iteration_space import iteration_space
-from veltair.compiler.stitch.remote_fusion import STRETCH, group_patterns
+from veltair.compiler.stitch.remote_fusion import STRETCH, as_bits, group_patterns, runnable_order, union
 from veltair.compiler.stitch.stitch_program import Shape, StitchOp, StitchProgram, build_program
 
 Pattern = frozenset[int]  # operators by their place in topological order
@@ -41,17 +41,6 @@ class _PartialPlan:
             found.append(plan.pattern)
             plan = plan.before
         return found[::-1]
-
-
-def _bits(pattern: Pattern) -> int:
-    return sum(1 << i for i in pattern)
-
-
-def _union(of: Sequence[int], pattern: Pattern) -> int:
-    found = 0
-    for i in pattern:
-        found |= of[i]
-    return found
 
 
 class FusionExplorer:
@@ -122,7 +111,7 @@ class FusionExplorer:
         """Whether an operator outside depends on one inside, and another inside depends on it (figure 6)."""
         if any(self.outside.get(i, frozenset()) & pattern for i in pattern):
             return True
-        return bool(_union(self.before, pattern) & _union(self.after, pattern) & ~_bits(pattern))
+        return bool(union(self.before, pattern) & union(self.after, pattern) & ~as_bits(pattern))
 
     def candidates(self) -> list[list[Pattern]]:
         """The best patterns whose first operator is each one, best first; post-order, so consumers come before."""
@@ -154,7 +143,7 @@ class FusionExplorer:
             grown = list(beam)
             for plan in beam:
                 for pattern in choices:
-                    score, bits = self.score(pattern) or 0.0, _bits(pattern)
+                    score, bits = self.score(pattern) or 0.0, as_bits(pattern)
                     if len(pattern) > 1 and score > 0 and not bits & plan.covered:
                         grown.append(_PartialPlan(plan.score + score, plan, pattern, plan.covered | bits))
             grown.sort(key=lambda plan: -plan.score)
@@ -182,17 +171,7 @@ class FusionExplorer:
 
     def order(self, patterns: Sequence[Pattern]) -> list[Pattern] | None:
         """Patterns in an order in which they can run; None where they wait for each other."""
-        waiting = sorted(patterns, key=min)
-        waits = {p: _union(self.before, p) & ~_bits(p) for p in waiting}
-        done, ordered = 0, list[Pattern]()
-        while waiting:
-            at = next((at for at, p in enumerate(waiting) if not waits[p] & ~done), None)
-            if at is None:
-                return None
-            ready = waiting.pop(at)
-            ordered.append(ready)
-            done |= _bits(ready)
-        return ordered
+        return runnable_order(patterns, self.before)
 
     def _plan_ns(self, patterns: Sequence[Pattern]) -> float:
         return plan_ns([self.program(p) for p in patterns])
@@ -202,10 +181,10 @@ class FusionExplorer:
         groups: list[list[Pattern]] = []
         for start in range(0, len(plan), STRETCH):
             stretch = plan[start : start + STRETCH]
-            needed = [_union(self.before, pattern) for pattern in stretch]
-            others = [_bits(pattern) for pattern in stretch]
+            needed = [union(self.before, pattern) for pattern in stretch]
+            others = [as_bits(pattern) for pattern in stretch]
             needs = [
-                sum(1 << j for j, bits in enumerate(others) if j != i and needed[i] & bits) for i in range(len(stretch))
+                as_bits(j for j, bits in enumerate(others) if j != i and needed[i] & bits) for i in range(len(stretch))
             ]
             is_small = [self._plan_ns([pattern]) < SMALL_NS for pattern in stretch]
             found = group_patterns(needs, is_small, lambda group: (len(group) - 1) * LAUNCH_NS)

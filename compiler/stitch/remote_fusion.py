@@ -8,11 +8,12 @@ stretches of a plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain, combinations, product
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 Group: TypeAlias = tuple[int, ...]  # places of patterns in a stretch, ascending
+Members = TypeVar("Members", bound=Collection[int])
 
 TOP = 3  # groups kept of each half
 FEW = 2  # patterns whose combinations are all tried
@@ -53,31 +54,49 @@ def _reduce(left: Sequence[int], needs: Sequence[int], gain: Callable[[Group], f
 
 def _best(groups: Iterable[Group], needs: Sequence[int], gain: Callable[[Group], float]) -> list[Group]:
     """The groups that gain most, of those that are one kernel: small enough and of independent patterns."""
-    fitting = (g for g in dict.fromkeys(groups) if len(g) <= LARGEST and not _bits(g) & _needed(g, needs))
+    fitting = (g for g in dict.fromkeys(groups) if len(g) <= LARGEST and not as_bits(g) & union(needs, g))
     scored: Mapping[Group, float] = {group: gain(group) for group in fitting}
     return sorted((g for g in scored if scored[g] >= 0), key=lambda g: -scored[g])[:TOP]
 
 
 def _merged(groups: Sequence[Group], new: Group, needs: Sequence[int]) -> list[Group] | None:
     """The groups with some patterns in a new one, in an order in which they can run; None where they cannot."""
-    waiting = sorted([*(g for g in groups if not set(g) & set(new)), new])
-    done, ordered = 0, list[Group]()
+    return runnable_order([*(g for g in groups if not set(g) & set(new)), new], needs)
+
+
+def runnable_order(groups: Iterable[Members], needs: Sequence[int]) -> list[Members] | None:
+    """Disjoint groups of places in an order in which they can run; None where they wait for each other.
+
+    needs: for each place, those that it depends on, a bit each.
+
+    >>> runnable_order([(0, 3), (1, 2)], [0, 0, 0, 0b100]), runnable_order([(0, 3), (1, 2)], [0, 0b1, 0, 0b100])
+    ([(1, 2), (0, 3)], None)
+    """
+    waiting = sorted(groups, key=min)
+    waits = [union(needs, group) & ~as_bits(group) for group in waiting]
+    done, ordered = 0, list[Members]()
     while waiting:
-        ready = next((g for g in waiting if not _needed(g, needs) & ~done), None)
-        if ready is None:
+        at = next((at for at, needed in enumerate(waits) if not needed & ~done), None)
+        if at is None:
             return None
-        waiting.remove(ready)
+        waits.pop(at)
+        ready = waiting.pop(at)
         ordered.append(ready)
-        done |= _bits(ready)
+        done |= as_bits(ready)
     return ordered
 
 
-def _bits(group: Group) -> int:
-    return sum(1 << i for i in group)
+def as_bits(places: Iterable[int]) -> int:
+    """
+    >>> as_bits([0, 3])
+    9
+    """
+    return sum(1 << place for place in places)
 
 
-def _needed(group: Group, needs: Sequence[int]) -> int:
+def union(of: Sequence[int], places: Iterable[int]) -> int:
+    """The bits that any of the places has."""
     found = 0
-    for i in group:
-        found |= needs[i]
+    for place in places:
+        found |= of[place]
     return found

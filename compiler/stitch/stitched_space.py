@@ -18,8 +18,6 @@ ROWS = (1, 4, 16, 64)
 COLUMNS = (256, 1024, 4096)  # multiples of every step
 STEPS = (2, 4, 1)
 OWN = ("scheme", "unroll", "columns")  # what each of packed programs may have its own of
-
-
 SLICES = (1, 2, 4, 8, 16, 64)  # tasks of a packed kernel, each with a share of every program
 SETTINGS = 2  # of each program, the best by the cost model, where packed programs have settings of their own
 

@@ -214,7 +214,7 @@ class LoadCommand:
             raise ConfigError(f"--tenant: expected one of {', '.join(names)}, got {name or 'none'}")
         load = self._scenario.load
         with self._stop_on_sigint(), mlperf.log_directory(self._args.mlperf_logs) as logs:
-            job = mlperf.Job(load, tenants[names.index(name)], logs)
+            job = mlperf.Job(load, tenants[names.index(name)], str(logs))
             async with progress_bar(self._notes, "MLPerf Server", load.warmup_s + load.duration_s):
                 verdict = await mlperf.run(job, self._stop)
         if verdict is None:

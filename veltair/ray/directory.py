@@ -12,6 +12,8 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from veltair.errors import quoted
+
 ANSWER_S = 1.0  # for the machines to say where they listen, where one of them does not
 FIRST_ANSWER_S = 5.0  # the same while nothing is known
 KNOWN_S = 10.0  # that a machine which does not answer is still named: it may be busy
@@ -38,7 +40,7 @@ class Directory:
         machines = await asyncio.shield(self._asking)
         shown = [each for each in machines if tenant is None or tenant in each["tenants"]]
         if tenant is not None and machines and not shown:
-            return JSONResponse({"error": f"no machine serves tenant {tenant!r:.80}"}, 404)
+            return JSONResponse({"error": f"no machine serves tenant {quoted(tenant)}"}, 404)
         if not shown:
             return JSONResponse({"error": "no machine is there at the moment"}, 503, {"Retry-After": "1"})
         return JSONResponse({"machines": shown})

@@ -16,7 +16,7 @@ from typing import Literal, cast
 from urllib.parse import urlsplit
 
 from veltair.config import ServerConfig
-from veltair.errors import ConfigError
+from veltair.errors import ConfigError, quoted
 
 OtlpProtocol = Literal["grpc", "http/protobuf"]
 _OWN, _ALL = "OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_"  # the variables of traces come before those of all
@@ -67,7 +67,7 @@ def read_settings(server: ServerConfig, environment: Mapping[str, str] = os.envi
     protocol = _choice(environment, *_of_traces(environment, "PROTOCOL", "grpc"), tuple(_PROTOCOLS))
     propagators = environment.get("OTEL_PROPAGATORS", "").strip()
     if propagators and "tracecontext" not in [each.strip() for each in propagators.split(",")]:
-        raise ConfigError(f"OTEL_PROPAGATORS: expected tracecontext among them, found {propagators!r:.80}")
+        raise ConfigError(f"OTEL_PROPAGATORS: expected tracecontext among them, found {quoted(propagators)}")
     _check_headers(*_of_traces(environment, "HEADERS"))
     _choice(environment, *_of_traces(environment, "COMPRESSION", "none"), ("none", "gzip"))
     for kind in _FILES:
@@ -91,7 +91,7 @@ def _of_traces(environment: Mapping[str, str], kind: str, default: str = "") -> 
 def _choice(environment: Mapping[str, str], name: str, default: str, known: tuple[str, ...]) -> str:
     value = environment.get(name, "").strip() or default
     if value and value not in known:
-        raise ConfigError(f"{name}: expected {' or '.join(known)}, found {value!r:.80}")
+        raise ConfigError(f"{name}: expected {' or '.join(known)}, found {quoted(value)}")
     return value
 
 
@@ -111,7 +111,7 @@ def _endpoint(configured: str | None, name: str, value: str, protocol: str) -> s
         sound = parts.port is not None and parts.path in ("", "/") and not (parts.query or parts.fragment)
     if not sound:
         expected = "http://HOST:PORT/PATH or https://HOST:PORT/PATH" if over_http else "http://HOST:PORT or https:…"
-        raise ConfigError(f"{name}: expected {expected} for {protocol}, found {value!r:.200}")
+        raise ConfigError(f"{name}: expected {expected} for {protocol}, found {quoted(value, 200)}")
     return value.rstrip("/") + _PATH if over_http and not name.startswith(_OWN) else value
 
 
@@ -129,7 +129,7 @@ def _number(name: str, text: str, least: float, most: float) -> float:
     except ValueError:
         value = float("nan")
     if not least <= value <= most:
-        raise ConfigError(f"{name}: expected a number from {least:g} to {most:,.0f}, found {text!r:.80}")
+        raise ConfigError(f"{name}: expected a number from {least:g} to {most:,.0f}, found {quoted(text)}")
     return value
 
 
@@ -147,4 +147,6 @@ def _check_file(name: str, text: str) -> None:
             Path(text).open("rb").close()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"{name}: expected a file that can be read, found {text!r:.200} ({reason})") from None
+            raise ConfigError(
+                f"{name}: expected a file that can be read, found {quoted(text, 200)} ({reason})"
+            ) from None
