@@ -182,7 +182,7 @@ def parse_config(raw: dict[str, Any], path: Path) -> ServeConfig:
     names: set[str] = set()
     for tenant in config.tenants:
         if tenant.name in names:
-            raise ConfigError(f"{path}: tenants: the name {tenant.name!r} stands twice")
+            raise ConfigError(f"{path}: tenants: the name {tenant.name!r} appears twice")
         names.add(tenant.name)
     for key in ("http", "grpc", "admin"):
         try:

@@ -80,7 +80,7 @@ class WorkerSupervisor:
 
     @property
     def complete(self) -> bool:
-        """Whether there are as many of them as there shall be."""
+        """Whether there are as many of them as there should be."""
         return self.loaded >= self._target
 
     @property

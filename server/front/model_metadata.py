@@ -116,7 +116,7 @@ def model_statistics(
 ) -> dict[str, Any]:
     """Counts since the daemon started, of all versions; durations in ns. Copying inputs and outputs is not timed.
 
-    Of requests, but for executions and the samples in them, which are the engine's. `memory`: of this version.
+    Of requests, except for executions and the samples in them, which are the engine's. `memory`: of this version.
     """
     executions = counts.executions.by_samples()
     answered = counts.duration.count

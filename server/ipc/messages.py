@@ -121,7 +121,7 @@ class InferQuery(Message, frozen=True):
     batch: int
     arrival_ns: int
     deadline_ns: int | None  # set by the client; None: only the tenant's target applies
-    traced: bool = False  # its QueryEnded shall hold its blocks, and be a message where the query came by a lane too
+    traced: bool = False  # its QueryEnded holds its blocks, and is a message where the query came by a lane too
     priority_level: int = DEFAULT_PRIORITY_LEVEL
     bucket: int = 0  # of the extents that the model was compiled at, the largest first
     extent: int = 0  # of the dimension that queries choose, where the model has one

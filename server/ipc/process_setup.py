@@ -33,7 +33,7 @@ def ignore_termination_signals() -> None:
 
 
 def let_others_first() -> None:
-    """Run this thread only where no other thread wants the core, but for a three-hundredth of it."""
+    """Run this thread only where no other thread wants the core, except for a three-hundredth of it."""
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 

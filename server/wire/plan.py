@@ -91,7 +91,7 @@ def make_plan(
     views: SlotViews,
     files: Mapping[TensorLocation, FileRange],
 ) -> Plan | None:
-    """The plan of a valid request that was answered with this response; None for one that has to be decoded anew.
+    """The plan of a valid request that was answered with this response; None for one that has to be decoded again.
 
     Tensors come as raw bytes, numbers also in shared memory (`files`).
     """

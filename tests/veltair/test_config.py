@@ -86,7 +86,7 @@ def test_all_but_the_tenants_has_defaults(tmp_path: Path) -> None:
         (TENANT + "color = 'red'\n", r"tenants[0] (tenant 'a'): object contains unknown field `color`"),
         ("[[tenants]]\nname = 'a b'\nartifact = 'x'\n", r"tenants[0].name (tenant 'a b'): expected `str` matching"),
         ("[[tenants]]\nname = 'a'\n", "tenants[0] (tenant 'a'): object missing required field `artifact`"),
-        (TENANT + TENANT, "tenants: the name 'a' stands twice"),
+        (TENANT + TENANT, "tenants: the name 'a' appears twice"),
         ("[server\n", "line 1"),
     ],
 )

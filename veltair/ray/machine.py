@@ -197,7 +197,7 @@ class Machine:
 
 
 async def end_with_parent(parent: int) -> None:
-    """End this process once `parent` is gone, which is the raylet: without it an actor may stay for ever, of use to
+    """End this process once `parent` is gone, which is the raylet: without it an actor may stay forever, of use to
     nobody, with a daemon that has the machine."""
     while os.getppid() == parent:
         await asyncio.sleep(PARENT_S)

@@ -120,8 +120,8 @@ class FeatureTransform:
     def __call__(self, raw: RawColumns) -> dict[str, ColumnValues]:
         """What each column gives, by its name, in the order of the description.
 
-        raw: of each feature, int64 or float32 (batch, width), or texts; each is read where it lies, but for numbers of
-            several features and texts that a column joins, which are copied side by side.
+        raw: of each feature, int64 or float32 (batch, width), or texts; each is read where it lies, except for numbers
+            of several features and texts that a column joins, which are copied side by side.
 
         Raises DataError for a feature that is missing, of another type or another number of rows, and for texts whose
         offsets lie.

@@ -41,7 +41,7 @@ class TrainingForm(StrEnum):
 class TrainingPart:
     """Columns of one form that one kernel computes; `training_parts` makes them.
 
-    The rows of `table` are those of the serving kernel but for three slots: `table_rows` bounds the indices that are
+    The rows of `table` are those of the serving kernel except for three slots: `table_rows` bounds the indices that are
     kept, `pad_id` stands for none, and `output_start` is a bag's number.
     """
 

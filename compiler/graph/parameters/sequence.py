@@ -38,8 +38,8 @@ class AttentionParameters(LayerParameters):
 
 
 class SequenceOrder(StrEnum):
-    """The order of a sequence tensor's axes in memory. Both directions' states of a step lie side by side but for the
-    last order."""
+    """The order of a sequence tensor's axes in memory. Both directions' states of a step lie side by side, except
+    in the last order."""
 
     ROWS_FIRST = "rows"  # (rows, steps, width)
     STEPS_FIRST = "steps"  # (steps, rows, width)

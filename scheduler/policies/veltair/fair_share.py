@@ -97,7 +97,7 @@ class FairShare:
         return kept * spare_ns
 
     def forget(self, tenant: str) -> None:
-        """The tenant is gone. What others of its owner did is counted anew."""
+        """The tenant is gone. What others of its owner did is counted from zero."""
         owner = self._owners.pop(tenant, tenant)
         self._usage.pop(owner, None)
         self._kept.pop(owner, None)

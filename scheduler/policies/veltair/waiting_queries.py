@@ -67,7 +67,7 @@ class WaitingQueries:
             self.batchable.discard(active)
 
     def forget(self, tenant: str) -> None:
-        """The tenant is gone; the backlog and the heaps have nothing of it any more, but for entries to be dropped."""
+        """The tenant is gone; backlog and heaps have nothing of it any more, except for entries to be dropped."""
         self.batchable.forget(tenant)
         self.late.forget(tenant)
         for tenants in self._timely.values():

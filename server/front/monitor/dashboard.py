@@ -1,6 +1,6 @@
 """`Dashboard`: the pages below /admin, and a stream that shows each viewer the server once a second.
 
-Without viewers it does no work, but for the step that the last hour takes every ten seconds (`hour_history`).
+Without viewers it does no work, except for the step that the last hour takes every ten seconds (`hour_history`).
 """
 
 from __future__ import annotations
