@@ -175,7 +175,7 @@ class NativeRun:
         return self._texts[stream, number - 1].tobytes().rstrip(b"\0").decode("latin-1") if number else ""
 
     def _reason(self, end: QueryEnd, code: int, text: str, announced_bytes: int) -> str:
-        """In the words of `GrpcClient.send` and `HttpClient.send`."""
+        """Why a query failed, in the words of `GrpcClient.send` and `HttpClient.send`."""
         shown = text.encode("latin-1")
         match end:
             case QueryEnd.RESPONDED:

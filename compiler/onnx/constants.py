@@ -89,7 +89,7 @@ def _check(tensor: TensorProto, path: Path) -> None:
 
 
 def size_bytes(tensor: TensorProto) -> int:
-    """By its type and dimensions, which may lie."""
+    """The size that its type and dimensions state, which may be untrue."""
     return int(math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 

@@ -106,7 +106,7 @@ def measure_times(
 
 
 def measurement_budget_ns(measurements: int) -> int:
-    """Of each of so many measurements: less where there are many, since a compile should end.
+    """Time for each of so many measurements: less where there are many, since a compile should end.
 
     >>> [measurement_budget_ns(count) // 1_000_000 for count in (100, 3000, 100_000)]
     [25, 10, 5]

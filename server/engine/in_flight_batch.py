@@ -53,7 +53,7 @@ class InFlightBatch:
 
     @property
     def description(self) -> str:
-        """Its queries, for a log."""
+        """The queries of the batch, for a log."""
         numbers = ", ".join([str(query.message.query) for query in self.queries])
         return f"{'query' if len(self.queries) == 1 else 'queries'} {numbers} of {self.tenant}"
 
@@ -63,7 +63,7 @@ class InFlightBatch:
 
     @property
     def execute_ns(self) -> int:
-        """In the blocks that have ended."""
+        """Execution time of the blocks that have ended."""
         return sum([block.elapsed_ns for block in self.blocks])
 
     @property

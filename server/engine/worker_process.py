@@ -102,7 +102,7 @@ class WorkerProcess:
                 os.sched_setaffinity(self.pid, (self._main_core,))
 
     def kill(self) -> None:
-        """Its pidfd reports when the whole process is gone."""
+        """Kill the process; its pidfd reports when the whole process is gone."""
         self.process.kill()
 
     def close(self) -> int:

@@ -89,7 +89,7 @@ class EngineClient:
 
     @property
     def tenants(self) -> Mapping[str, ServedTenant]:
-        """Of each tenant the version that is meant by default."""
+        """The version of each tenant that is meant by default."""
         return self.models.tenants
 
     async def load(self, served: ServedTenant) -> None:

@@ -188,7 +188,7 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return pb.RepositoryModelUnloadResponse()
 
     def _control(self, request: Any, change: str) -> ModelControl:
-        """For a change that the request may ask for. Raises UnsupportedError."""
+        """What carries out a change that the request may ask for. Raises UnsupportedError."""
         what = f"{quoted(request.model_name)} is not {change}"
         control = self._service.require_control(what)
         check_control(request.parameters, request.repository_name, what)

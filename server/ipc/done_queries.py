@@ -51,7 +51,7 @@ class Caller(NamedTuple):
 
 
 def pack_callers(callers: Iterable[Caller]) -> bytes:
-    """As a worker's cell holds them."""
+    """The callers as a worker's cell holds them."""
     return b"".join([_CALLER.pack(*caller) for caller in callers])
 
 

@@ -121,6 +121,6 @@ class Lane:
 
 
 def _cut(reason: str) -> bytes:
-    """As much of the reason as a record has room for, in whole characters."""
+    """The reason, as much of it as a record has room for, in whole characters."""
     encoded = reason.encode(errors="replace")
     return encoded if len(encoded) <= _REASON_BYTES else encoded[:_REASON_BYTES].decode(errors="ignore").encode()

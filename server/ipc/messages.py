@@ -58,7 +58,7 @@ class TenantSpec(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Its name for the scheduler, to which each version is a tenant of its own."""
+        """The tenant's name for the scheduler, to which each version is a tenant of its own."""
         return self.name if self.copy == 1 else f"{self.name}#{self.copy}"
 
 
@@ -89,7 +89,7 @@ class ConfigureEngine(Message, frozen=True):
 
     @classmethod
     def of(cls, server: ServerConfig) -> ConfigureEngine:
-        """As the configuration has it, without tenants. Raises ConfigError."""
+        """The message that the configuration makes, without tenants. Raises ConfigError."""
         model = server.counter_model
         return cls(
             tenants=(),
@@ -171,7 +171,7 @@ class EngineReady(Message, frozen=True):
 
 
 class WorkersLeft(Message, frozen=True):
-    """So many workers can take queries by now, after one has died or come: `WorkersLeft(workers=3)`."""
+    """How many workers can take queries now, after one has died or come: `WorkersLeft(workers=3)`."""
 
     workers: int
 

@@ -28,6 +28,6 @@ def native_library(module: str) -> ctypes.CDLL:
 
 
 def array_address(array: NDArray[Any]) -> int:
-    """Of its first byte, valid as long as the array lives, in a third of the time of `array.ctypes.data`."""
+    """The address of its first byte, valid while the array lives, in a third of the time of `array.ctypes.data`."""
     address: int = array.__array_interface__["data"][0]
     return address

@@ -80,7 +80,7 @@ def lay_out_region(manifest: Manifest, offset: int) -> TensorRegion:
 
 
 def region_bytes(manifest: Manifest, slots: int) -> int:
-    """Of a tenant's slots."""
+    """The size of the region of a tenant's slots."""
     return lay_out_region(manifest, 0).slot_bytes * slots
 
 
@@ -180,7 +180,7 @@ class TensorPool:
         return used
 
     def address(self, tenant: int) -> int:
-        """Of the first byte of its region, for native code; valid until it is removed."""
+        """The address of the first byte of its region, for native code; valid until it is removed."""
         return array_address(self._bytes[tenant])
 
     def inputs(self, tenant: int, slot: int, batch: int) -> list[NDArray[Any]]:

@@ -54,7 +54,7 @@ class InputValidator:
 
     @classmethod
     def of(cls, model: str, manifest: Manifest) -> Self:
-        """Of a model's clients. `model` as below."""
+        """What checks the inputs of a model's clients. `model` as below."""
         return cls(
             model, manifest.client_inputs, manifest.max_batch, manifest.dimension, manifest.ragged, manifest.inputs
         )

@@ -104,7 +104,7 @@ class EngineLink:
             self._native.wire_use(self._threads.handle, None, why.encode(), reason.number)
 
     def leave(self, why: str) -> None:
-        """As `fail_all`, once the engine process is gone: gives its lanes and slots back."""
+        """Do the same as `fail_all` once the engine process is gone, and give its lanes and slots back."""
         self.fail_all(why)
         handle, self._handle = self._handle, None
         self._native.wire_unlink(handle)

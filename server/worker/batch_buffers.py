@@ -43,7 +43,7 @@ class BatchBuffers:
         self._functions = _functions()
 
     def inputs(self, samples: int) -> list[NDArray[Any]]:
-        """In the order of `Manifest.input_tensors`, each cut to this many samples."""
+        """Inputs in the order of `Manifest.input_tensors`, each cut to this many samples."""
         return _cut(self._inputs, self._pool.regions[self._tenant].inputs, samples)
 
     def outputs(self, samples: int) -> list[NDArray[Any]]:

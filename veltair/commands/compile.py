@@ -262,7 +262,7 @@ def reused(counts: CacheCounts) -> str:
 
 
 def _end(number: int, frame: object) -> None:
-    """As after Ctrl-C, nothing half-written stays."""
+    """End by an exception, so that nothing half-written stays, as after Ctrl-C."""
     raise SystemExit(128 + number)
 
 

@@ -194,7 +194,7 @@ class HttpPassage:
 
 
 def unavailable() -> HttpAnswer:
-    """Of a machine whose daemon is gone."""
+    """The answer for a machine whose daemon is gone."""
     return HttpAnswer(
         503, [("Content-Type", "application/json"), ("Retry-After", "1")], b'{"error":"%s"}' % GONE.encode()
     )

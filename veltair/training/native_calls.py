@@ -76,7 +76,7 @@ def call_kernel(name: str, call: ctypes.Structure, dtype: torch.dtype) -> None:
 
 
 def address(tensor: torch.Tensor | None) -> int | None:
-    """Of the first element of a dense tensor, which has to outlive the call."""
+    """The address of the first element of a dense tensor, which has to outlive the call."""
     return None if tensor is None else int(tensor.data_ptr())
 
 

@@ -57,7 +57,7 @@ class CodePath:
 
     @property
     def label(self) -> str:
-        """For people, in the layer's note."""
+        """The path in words, for the layer's note."""
         combination = "" if self.combination is Combination.MANY else self.combination
         return " by ".join(filter(None, (self.kind, self.step, combination)))
 

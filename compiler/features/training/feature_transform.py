@@ -90,7 +90,7 @@ class _CompiledPart:
 
 
 class FeatureTransform:
-    """From raw features to what the columns of a description give to a model in training.
+    """Turns raw features into what the columns of a description give to a model in training.
 
     A column with a table gives the ids of its rows, as a `Bag`, or, as a sequence, in places (batch, places) with -1
     where serving has zeros. Any other column gives what it gives when it is served: ids, lengths and masks (int64),

@@ -78,7 +78,7 @@ def training_parts(description: FeatureDescription) -> tuple[TrainingPart, ...]:
 
 
 def _joined_texts(description: FeatureDescription, texts: set[str]) -> dict[str, str]:
-    """By text: the first of those that some column joins it with, directly or through others."""
+    """The leader of each text: the first of those that some column joins it with, directly or through others."""
     first = {name: name for name in sorted(texts)}
     for column in description.columns:
         read = [first[name] for name in features_read(column) if name in texts]

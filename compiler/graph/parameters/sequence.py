@@ -75,7 +75,7 @@ class Direction(StrEnum):
 
     @property
     def extent(self) -> int:
-        """Of the axis of directions."""
+        """Extent of the axis of directions."""
         return 2 if self is Direction.BIDIRECTIONAL else 1
 
 

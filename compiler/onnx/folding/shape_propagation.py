@@ -48,7 +48,7 @@ class TensorFacts:
 
     @classmethod
     def of_type(cls, kind: int, shapes: Iterable[Shape]) -> TensorFacts:
-        """Of a tensor of which only its type and its shape at each batch size are known.
+        """Facts of a tensor of which only its type and its shape at each batch size are known.
 
         >>> TensorFacts.of_type(onnx.TensorProto.FLOAT, [(2, 0)]).constant
         array([], shape=(2, 0), dtype=float32)
@@ -57,7 +57,7 @@ class TensorFacts:
 
     @classmethod
     def of_types(cls, types: Iterable[TensorType]) -> TensorFacts:
-        """Likewise. A tensor without elements has one value."""
+        """Facts of a tensor from its type at each batch size. A tensor without elements has one value."""
         known = tuple(types)
         if any(kind.elements != 0 for kind in known):
             return cls(known)
@@ -69,7 +69,7 @@ class TensorFacts:
 
     @property
     def constant(self) -> Array | None:
-        """Its value, if that is the same at every batch size."""
+        """The tensor's value, if that is the same at every batch size."""
         if self.values is None or any(not same_values(self.values[0], other) for other in self.values[1:]):
             return None
         return self.values[0]

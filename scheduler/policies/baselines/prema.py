@@ -87,7 +87,7 @@ class Prema(Policy):
         return tokens
 
     def _level_times_ns(self, waiting: Iterator[ActiveQuery], threshold: int, now_ns: int) -> Iterator[float]:
-        """From now: when those that wait reach the threshold, and the levels above it that raise it."""
+        """Times from now: when those that wait reach the threshold, and the levels above it that raise it."""
         for active in waiting:
             now = self._tokens_of(active, now_ns)
             yield from ((level - now) / _rate(active) for level in LEVELS if level >= threshold and level > now)

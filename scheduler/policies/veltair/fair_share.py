@@ -103,7 +103,9 @@ class FairShare:
         self._kept.pop(owner, None)
 
     def _used_ns(self, usage: _Usage) -> float:
-        """For its weight over the last window: of the one before, the part that is not longer ago."""
+        """Core time over the last window, divided by the weight; of the window before counts the part that is not
+        longer ago.
+        """
         return (usage.used_ns + usage.used_before_ns * (1 - self._passed)) / usage.weight
 
     def _pass_to(self, now_ns: int) -> None:

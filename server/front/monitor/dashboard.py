@@ -64,7 +64,7 @@ class Dashboard:
     # Pages
 
     async def front_door(self, request: Request) -> Response:
-        """Of the server's address alone: to the dashboard, where it is served there."""
+        """Send who asks for the server's address alone to the dashboard, where it is served there."""
         if self._apart and request.scope.get(CAME_IN, ("main", ""))[0] != "admin":
             raise UnknownPathError(
                 "the dashboard is served at the address for administration; /docs describes this one"
