@@ -185,7 +185,7 @@ class IoThreads:
         return bool(self._native.wire_add_grpc_plan(self.handle, *head, ctypes.byref(by), ctypes.byref(values)))
 
     def add_http_plan(self, path: bytes, json: bytes, tenant: str, plan: Plan, caller: bytes = b"") -> bool:
-        """The same for HTTP requests to this path whose bodies begin with this JSON, except for their ids (`id_bytes`)."""
+        """The same for HTTP requests to this path whose bodies begin with this JSON, except for ids (`id_bytes`)."""
         if not self.handle:
             return False
         values, by = plan.values(), _requester(tenant, caller)
