@@ -197,8 +197,9 @@ class _Layer:
         times = self._cache.find_times(key)
         if times is None:
             return None
-        sizes = version.block_size, version.parallelism
-        tuned = TunedVersion(candidate.point, symbol, path, *sizes, origin=candidate.origin)
+        tuned = TunedVersion(
+            candidate.point, symbol, path, version.block_size, version.parallelism, origin=candidate.origin
+        )
         return _Draft(tuned, TimingJob(path, symbol, (), self._layers, version.reuse), key, times)
 
     def _make(self, candidates: Sequence[Candidate]) -> list[_Draft | str]:

@@ -81,9 +81,18 @@ class InFlightBatch:
         tenant = bucket_number(first.tenant, first.bucket)
         self.order, self.ordered_ns = order, time.monotonic_ns()
         begin_ns = self.blocks[0].begin_ns if self.blocks else 0
-        before = self.callers, begin_ns, self.execute_ns
         self.worker.order(
-            Order(block.query, tenant, self.members, block.start, block.versions, order.core_set, *before)
+            Order(
+                query=block.query,
+                tenant=tenant,
+                members=self.members,
+                start=block.start,
+                versions=block.versions,
+                cores=order.core_set,
+                callers=self.callers,
+                begin_ns=begin_ns,
+                execute_ns=self.execute_ns,
+            )
         )
 
     def complete_block(self, end: BlockEnd) -> None:

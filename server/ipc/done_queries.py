@@ -93,15 +93,26 @@ class DoneQueries:
         Returns:
             When they were told.
         """
-        where = self.address, self._lanes, self._places, array_address(self._wakes)
-        told_ns: int = self._functions.report_done(*where, callers, count, begin_ns, execute_ns, end_ns)
+        told_ns: int = self._functions.report_done(
+            self.address,
+            self._lanes,
+            self._places,
+            array_address(self._wakes),
+            callers,
+            count,
+            begin_ns,
+            execute_ns,
+            end_ns,
+        )
         return told_ns
 
     def take(self, lane: int) -> np.ndarray[Any, np.dtype[np.void]]:
         """The front's end, as the I/O threads do it: the queries that are done, oldest first, as records `DONE`."""
         records = np.empty(self._places, DONE)
-        where = self.address, self._lanes, self._places, lane
-        return records[: self._functions.take_done(*where, array_address(records), len(records))]
+        taken = self._functions.take_done(
+            self.address, self._lanes, self._places, lane, array_address(records), len(records)
+        )
+        return records[:taken]
 
 
 @cache

@@ -106,9 +106,20 @@ class WorkerCell:
             self._write(order.cores, 0)
         page, members, versions = self._page, order.members, _pack_versions(order.versions)
         queries, layers, callers = len(members.packed) // MEMBER_BYTES, len(order.versions), order.callers
-        before = len(callers) // CALLER_BYTES, order.begin_ns, order.execute_ns
-        key = order.tenant, order.start, members.slot, members.samples
-        _ORDER.pack_into(page, _ORDER_AT, order.query, queries, layers, *before, *key)
+        _ORDER.pack_into(
+            page,
+            _ORDER_AT,
+            order.query,
+            queries,
+            layers,
+            len(callers) // CALLER_BYTES,
+            order.begin_ns,
+            order.execute_ns,
+            order.tenant,
+            order.start,
+            members.slot,
+            members.samples,
+        )
         rest = versions + members.packed + callers
         page[_VERSIONS_AT : _VERSIONS_AT + len(rest)] = rest
         page[_CORES_ORDERED] = _pack_cores(order.cores)
