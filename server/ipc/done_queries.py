@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from veltair.machine.native_library import array_address, native_library
 from veltair.server.ipc.lane_descriptors import LaneDescriptors
-from veltair.server.ipc.native_library import array_address, native_library
 
 _CALLER = Struct("<QqII")
 CALLER_BYTES = _CALLER.size

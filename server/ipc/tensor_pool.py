@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.errors import VeltairError
+from veltair.machine.native_library import array_address
 from veltair.profiles.artifact.manifest import ALIGNMENT, ITEM_BYTES, SLACK_BYTES, Manifest, shape_at
 from veltair.server.ipc.block_orders import bucket_number, tenant_of
-from veltair.server.ipc.native_library import array_address
 
 POOL_BYTES = 1 << 42  # sparse: what is never written costs nothing
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # nobody can cut it under a reader

@@ -32,9 +32,9 @@ from functools import cache, lru_cache
 from struct import Struct, pack
 from typing import Any, NamedTuple
 
+from veltair.machine.native_library import native_library
 from veltair.server.ipc.block_orders import MEMBER_BYTES, VERSION_BYTES, BlockEnd, Order
 from veltair.server.ipc.done_queries import CALLER_BYTES
-from veltair.server.ipc.native_library import native_library
 from veltair.types import CoreSet
 
 MAX_CORES = 1024

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.server.ipc.native_library import array_address
+from veltair.machine.native_library import array_address
 from veltair.server.wire import native
 
 TAKEN_AT_ONCE = 1 << 16  # counts

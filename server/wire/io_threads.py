@@ -19,7 +19,7 @@ from veltair.config import LimitsConfig
 from veltair.errors import ConfigError, RefusalReason, VeltairError
 from veltair.grpc.server import BACKLOG
 from veltair.grpc.server_call import ANSWER_HEAD, ANSWER_TRAILERS, Decompress, Method
-from veltair.server.ipc.native_library import array_address
+from veltair.machine.native_library import array_address
 from veltair.server.wire import native
 from veltair.server.wire.ended_requests import take_ended
 from veltair.server.wire.native import CallEvent, Settings

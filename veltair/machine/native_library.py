@@ -1,4 +1,4 @@
-"""Loads the small C libraries of the server: plain C for ctypes, built as extensions when the package is installed."""
+"""Loads small C libraries: plain C for ctypes, built as extensions when the package is installed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,15 @@ def native_library(module: str) -> ctypes.CDLL:
     >>> native_library("veltair.server.protocol._length_prefixed").prefix.__name__
     'prefix'
     """
+    return ctypes.CDLL(library_path(module))
+
+
+def library_path(module: str) -> str:
+    """The file of an extension module, which is not loaded. Raises VeltairError where it was not built."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         raise VeltairError("veltair's native part is missing: install the package with pip, which builds it with gcc")
-    return ctypes.CDLL(spec.origin)
+    return spec.origin
 
 
 def array_address(array: NDArray[Any]) -> int:
