@@ -42,7 +42,7 @@ from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import Artifact
 from veltair.profiles.artifact.expected_answer import draw_inputs, find_deviation
 from veltair.profiles.artifact.input_layout import InputLayout
-from veltair.profiles.artifact.manifest import Port
+from veltair.profiles.artifact.manifest import Manifest, Port
 from veltair.profiles.runtime.answer_check import run_versions
 from veltair.profiles.runtime.executor import Executor, aligned_zeros
 from veltair.profiles.runtime.pinned_threads import PinnedThreads
@@ -124,13 +124,27 @@ def _verify_bucket(
 
 
 @dataclass(frozen=True, slots=True)
-class _Sample:
-    """A query's inputs and features, what ONNX Runtime answers, and how far roundings move each output."""
+class Sample:
+    """A query's inputs and features, what ONNX Runtime answers, and how far roundings move each output.
+
+    ::
+
+        sample = draw_settled(ReferenceModel(path, manifest, None), manifest, None, batch=1, rng=rng)
+        sample.expected  # in the order of the outputs
+    """
 
     feeds: dict[str, NDArray[Any]]
     raw: dict[str, RawValues]
     expected: Arrays
     spreads: list[float]
+
+    @classmethod
+    def answered(
+        cls, onnx: ReferenceModel, feeds: dict[str, NDArray[Any]], raw: dict[str, RawValues], batch: int
+    ) -> Sample:
+        """The inputs with the answer of ONNX Runtime."""
+        expected = onnx.outputs(feeds, raw, batch)
+        return cls(feeds, raw, expected, onnx.spread(expected, feeds, raw, batch))
 
 
 class _Comparison:
@@ -160,7 +174,7 @@ class _Comparison:
     def _compare_batch(self, specs: Sequence[LayerSpec], wide: Sequence[LayerSpec], batch: int) -> None:
         """Compare layers and whole models at one batch size, on every count of cores."""
         manifest, report = self._manifest, self._report
-        sample = self._draw_settled(batch)
+        sample = draw_settled(self._onnx, manifest, self._front, batch, self._rng)
         arrays = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.input_tensors]
         InputLayout.of(manifest).fill(arrays, sample.feeds | sample.raw, batch)
         outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.output_tensors]
@@ -189,7 +203,7 @@ class _Comparison:
             p.name: value for p in manifest.inputs if isinstance(value := drawn[p.name], np.ndarray) and not p.locations
         }
         raw = {name: value for name, value in drawn.items() if name not in feeds}
-        sample = self._answer(feeds, raw, 1)
+        sample = Sample.answered(self._onnx, feeds, raw, 1)
         for version, results in enumerate(run_versions(self._executor)):
             if deviation := find_deviation(manifest, results, version):
                 report.mismatches.append(f"off the answer that the artifact holds: {deviation}")
@@ -199,23 +213,22 @@ class _Comparison:
                     where = f"output {port.name}, versions {version}, inputs of the artifact's answer"
                     report.record_output(output, np.asarray(wanted), where, self._activations.get(port.name), own)
 
-    def _draw_settled(self, batch: int) -> _Sample:
-        """Random inputs and features on which roundings do not decide what outputs are.
 
-        Where none of DRAWS are such, those on which outputs move least.
-        """
-        found = []
-        for _ in range(DRAWS):
-            feeds = {port.name: _draw(port, batch, self._rng) for port in self._manifest.inputs if not port.locations}
-            raw = dict(draw_features(self._front.description, batch, self._rng)) if self._front else {}
-            found.append(self._answer(feeds, raw, batch))
-            if all(map(is_settled, found[-1].spreads)):
-                return found[-1]
-        return min(found, key=lambda sample: max(sample.spreads))
+def draw_settled(
+    onnx: ReferenceModel, manifest: Manifest, front: FeatureModel | None, batch: int, rng: np.random.Generator
+) -> Sample:
+    """Random inputs and features on which roundings do not decide what outputs are.
 
-    def _answer(self, feeds: dict[str, NDArray[Any]], raw: dict[str, RawValues], batch: int) -> _Sample:
-        expected = self._onnx.outputs(feeds, raw, batch)
-        return _Sample(feeds, raw, expected, self._onnx.spread(expected, feeds, raw, batch))
+    Where none of DRAWS are such, those on which outputs move least.
+    """
+    found = []
+    for _ in range(DRAWS):
+        feeds = {port.name: _draw(port, batch, rng) for port in manifest.inputs if not port.locations}
+        raw = dict(draw_features(front.description, batch, rng)) if front else {}
+        found.append(Sample.answered(onnx, feeds, raw, batch))
+        if all(map(is_settled, found[-1].spreads)):
+            return found[-1]
+    return min(found, key=lambda sample: max(sample.spreads))
 
 
 def _compare_layers(

@@ -92,7 +92,7 @@ def test_records_make_the_next_compile_search_nothing(
     image: tuple[Path, Path, Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, model, _ = image
-    monkeypatch.setattr("veltair.compiler.tuning.search._measure", lambda *_: pytest.fail("it searches"))
+    monkeypatch.setattr("veltair.compiler.tuning.search._CandidateTimer.measure", lambda *_: pytest.fail("it searches"))
     again = compile_model(
         model, tmp_path / "out", trials=6, precision="fp32", name="again", qos_ns=7, store=records(folder)
     )
