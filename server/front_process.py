@@ -12,7 +12,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
-from veltair.config import ServeConfig, split_address
+from veltair.address import split_address
+from veltair.config import ServeConfig
 from veltair.grpc.server import BACKLOG
 from veltair.server.access.callers import Access
 from veltair.server.access.certificates import Certificates

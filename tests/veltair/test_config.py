@@ -108,20 +108,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         config.read_config(tmp_path / "latin.toml")
 
 
-@pytest.mark.parametrize(
-    ("address", "parts"),
-    [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:0", ("::1", 0)), ("some-host.lan:65535", ("some-host.lan", 65535))],
-)
-def test_addresses(address: str, parts: tuple[str, int]) -> None:
-    assert config.split_address(address) == parts
-
-
-@pytest.mark.parametrize("address", ["", ":80", "a:", "a:b", "::1:80", "a b:1", "a:-1", "a:65536", "a:80 "])
-def test_what_is_no_address(address: str) -> None:
-    with pytest.raises(ConfigError, match="expected host:port"):
-        config.split_address(address)
-
-
 def test_a_counter_model_is_read_beside_the_file(tmp_path: Path) -> None:
     fitted = '{"constant": 0.9, "per_miss_rate": 0.5, "per_access_per_ns": 0.02, "r2": 0.9}'
     (tmp_path / "proxy.json").write_text(fitted)

@@ -13,8 +13,8 @@ import ray
 from starlette.requests import Request
 from starlette.responses import Response
 
+from veltair.address import join_address, split_address
 from veltair.api.daemon import Daemon
-from veltair.config import split_address
 from veltair.errors import VeltairError
 from veltair.ray.arguments import group_config, read_arguments
 from veltair.ray.daemon_counts import DaemonCounts, read_counts
@@ -175,7 +175,7 @@ class Machine:
     def _seen_from_outside(self, address: str) -> str:
         host, port = split_address(address)
         host = self._node if host in ("0.0.0.0", "::") else host
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return join_address(host, port)
 
     # What is in flight
 
