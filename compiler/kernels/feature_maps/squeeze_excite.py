@@ -63,7 +63,8 @@ class _SqueezeExcite:
         self.vectors = block // LANES  # of a block
         self.each = -(-self.blocks // groups)  # blocks of a task of the second pass
         squeeze = pad_axis(pad_axis(spec.weights["squeeze"].T, 0, block), 1, LANES)
-        self.hidden, self.squeezed = squeeze.shape[1], len(spec.weights["squeeze"])  # with what fills vectors, without
+        self.hidden: int = squeeze.shape[1]  # with what fills up vectors
+        self.squeezed = len(spec.weights["squeeze"])  # without
         excite = pad_axis(spec.weights["excite"], 0, block).reshape(self.blocks, block, self.squeezed)
         to_storage = array_to_bf16 if self.x.dtype == "uint16" else np.ascontiguousarray
         self.weights = (
