@@ -200,6 +200,11 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
     return outputs | {name for n in inner for name in n.input}
 
 
+def read_names(node: onnx.NodeProto) -> set[str]:
+    """The tensors that a node reads, and the graphs inside it. Names that only those know are harmless."""
+    return {name for name in node.input if name} | captured_names(node)
+
+
 def all_tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
     """Initializers and constants of the graph, of the graphs inside its nodes, and of its functions."""
     yield from proto.graph.initializer
