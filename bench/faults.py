@@ -176,7 +176,7 @@ def machine(found: Any) -> str:
 
 
 def recovery(found: Any) -> str:
-    """As the page shows it."""
+    """The cell of the page that tells how long recovery took."""
     if not found.get("recovery_s"):
         return ""
     earlier = f" (before: {times(found['before_s'])})" if found.get("before_s") else ""

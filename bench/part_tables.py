@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
 from bench.at_once import fairest_ms
-from bench.paths import RESULTS
 from bench.recsys.embedding_tables import SHAPES
+from bench.section import read
 
 LOOKUP_PEERS = {"fbgemm": "FBGEMM", "torch": "torch"}
 COLUMN_SETS = {
@@ -19,11 +18,6 @@ COLUMN_SETS = {
 }
 
 
-def _read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
-    return found
-
-
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
@@ -31,7 +25,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> s
 
 
 def lookups() -> str:
-    tables = _read("ember")["tables"]
+    tables = read("ember")["tables"]
     rows = []
     for name, found in tables.items():
         if isinstance(found, dict) and "gb_s" in found:
@@ -51,7 +45,7 @@ def lookups() -> str:
 
 def storages() -> str:
     """Narrower rows against the faster of the two fp32 figures of the same shape in the file."""
-    measured = _read("ember")
+    measured = read("ember")
     found, tables = measured["storages"], measured["tables"]
     rows = []
     for threads in (name for name in found if name.endswith(" threads")):
@@ -66,7 +60,7 @@ def storages() -> str:
 
 def fusions() -> str:
     rows = []
-    for row in _read("atrec")["rows"]:
+    for row in read("atrec")["rows"]:
         ours = min(row["fused_us"], row.get("hoisted_us", row["fused_us"]))
         keys = ("unfused_us", "onnxruntime_us", "scatter_add_us", "bincount_us", "tensorflow_us")
         factors = [f"{row[key] / ours:.1f}x" if key in row else "" for key in keys]
@@ -77,7 +71,7 @@ def fusions() -> str:
 
 def training_steps() -> str:
     rows = []
-    for step, engines in _read("training-step")["steps_per_s"].items():
+    for step, engines in read("training-step")["steps_per_s"].items():
         rates = [f"{engines[name]:,.1f}" if name in engines else "" for name in ("veltair", "torch", "fbgemm")]
         best = max(rate for name, rate in engines.items() if name != "veltair")
         rows.append([step, *rates, f"{engines['veltair'] / best:.2f}x"])
@@ -85,7 +79,7 @@ def training_steps() -> str:
 
 
 def feature_columns() -> str:
-    found = _read("columns")
+    found = read("columns")
     rows = []
     for key, title in COLUMN_SETS.items():
         for batch, times in found[key].items():
@@ -100,7 +94,7 @@ def feature_columns() -> str:
 
 def stitching() -> str:
     rows, gains = [], []
-    for row in _read("stitching")["rows"]:
+    for row in read("stitching")["rows"]:
         others = [row["plain_us"], row["dlight_us"]]
         gains.append(min(others) / row["stitched_us"])
         cells = [f"{row['stitched_us']:.1f}", *(f"{time:.1f}" for time in others), f"{gains[-1]:.1f}x"]
@@ -111,7 +105,7 @@ def stitching() -> str:
 
 def layer_launch() -> str:
     rows = []
-    for cores, found in _read("blocks")["cores"].items():
+    for cores, found in read("blocks")["cores"].items():
         for key, ways in found.items():
             title = key.removeprefix("us_").replace("_", " ")
             rows.append([title, cores, *(f"{max(value, 0.0):.2f}" for value in ways.values())])
@@ -129,7 +123,7 @@ def scheduling() -> str:
             row["decision_p99_us"],
             row["us_per_query"],
         ]
-        for row in _read("scheduler")["rows"]
+        for row in read("scheduler")["rows"]
     ]
     header = ["policy", "load", "in flight", "event, p50", "event, p99", "decision, p99", "query"]
     return markdown_table(header, rows)
@@ -144,7 +138,7 @@ def simulator() -> str:
             f"{row['first_queries_per_s']:,}",
             f"{row['queries_per_s']:,}",
         ]
-        for row in _read("simulator")["rows"]
+        for row in read("simulator")["rows"]
     ]
     return markdown_table(["policy", "offered QPS", "blocks a query", "first run", "queries a second"], rows)
 
@@ -160,7 +154,7 @@ def routers() -> str:
             f"{row['lost']:,}",
             f"{row['offered']:,}",
         ]
-        for row in _read("routers")["rows"]
+        for row in read("routers")["rows"]
     ]
     header = ["router", "machines that die", "in time", "worst tenant", "refused", "lost", "queries"]
     return markdown_table(header, rows)

@@ -13,7 +13,7 @@ from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.locality.kernel_reuse import compulsory_bytes
 from veltair.compiler.shared_library import link_library
-from veltair.compiler.tuning.code_versions import TunedVersion
+from veltair.compiler.tuning.checked_versions import TunedVersion
 from veltair.compiler.tuning.setting import Setting
 from veltair.compiler.weight_file import WeightFile
 from veltair.profiles.artifact.artifact_folder import KERNELS, WEIGHTS

@@ -42,7 +42,7 @@ from veltair.compiler.timing.batch_sizes import batch_sizes
 from veltair.compiler.timing.latency_tables import LatencyTables
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.tuning import code_versions
-from veltair.compiler.tuning.code_versions import TunedVersion
+from veltair.compiler.tuning.checked_versions import TunedVersion
 from veltair.compiler.tuning.frontier import Candidate
 from veltair.compiler.tuning.implementation_choice import Alternatives, Choice, choose_implementations
 from veltair.compiler.tuning.kernel_cache import KernelCache

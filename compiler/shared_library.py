@@ -88,7 +88,7 @@ class ObjectFile:
 
 
 def compile_objects(sources: Sequence[ObjectFile], target: Mapping[str, Any]) -> list[str]:
-    """Compile all of them on all cores, but for those whose file is there: it is the same code by the same name.
+    """Compile all of them on all cores, except for those whose file is there: it is the same code by the same name.
 
     Return each one's error message, empty where it compiled.
     """

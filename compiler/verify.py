@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from veltair.profiles.artifact.expected_answer import draw_inputs, find_deviatio
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Manifest, Port
 from veltair.profiles.runtime.answer_check import run_versions
+from veltair.profiles.runtime.executor import Executor, aligned_zeros
 from veltair.profiles.runtime.pinned_threads import PinnedThreads
 from veltair.types import CoreSet
 
@@ -116,72 +118,106 @@ def _verify_bucket(
     cores = usable_machine().cores  # before the pool pins this thread, which narrows the cores reported
     before = os.sched_getaffinity(0)
     try:
-        return _compare(found, specs, wide_specs, loaded, front, PinnedThreads(cores), cores)
+        return _Comparison(found, loaded, front, PinnedThreads(cores), cores).run(specs, wide_specs)
     finally:
         os.sched_setaffinity(0, before)
 
 
-def _compare(
-    found: Artifact,
-    specs: Sequence[LayerSpec],
-    wide: Sequence[LayerSpec],
-    model: OnnxModel,
-    front: FeatureModel | None,
-    pool: PinnedThreads,
-    cores: CoreSet,
-) -> VerificationReport:
-    """`wide`: the same layers with tables in fp32."""
-    from veltair.profiles.runtime.executor import Executor, aligned_zeros
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A query's inputs and features, what ONNX Runtime answers, and how far roundings move each output.
 
-    manifest, activations = found.manifest, find_probabilities(model)
-    onnx = ReferenceModel(model.path, manifest, front)
-    executor = Executor(found)
-    batches = tuple(sorted({1, min(3, manifest.max_batch), manifest.max_batch}))
-    versions = sum(len(layer.versions) for layer in manifest.layers)
-    report = VerificationReport(manifest.tolerance, len(manifest.layers), versions, batches, len(pool.usable))
-    rng = np.random.default_rng(SEED)
-    for batch in batches:
-        feeds, raw, expected, spreads = _draw_settled(onnx, manifest, front, batch, rng)
+    ::
+
+        sample = draw_settled(ReferenceModel(path, manifest, None), manifest, None, batch=1, rng=rng)
+        sample.expected  # in the order of the outputs
+    """
+
+    feeds: dict[str, NDArray[Any]]
+    raw: dict[str, RawValues]
+    expected: Arrays
+    spreads: list[float]
+
+    @classmethod
+    def answered(
+        cls, onnx: ReferenceModel, feeds: dict[str, NDArray[Any]], raw: dict[str, RawValues], batch: int
+    ) -> Sample:
+        """The inputs with the answer of ONNX Runtime."""
+        expected = onnx.outputs(feeds, raw, batch)
+        return cls(feeds, raw, expected, onnx.spread(expected, feeds, raw, batch))
+
+
+class _Comparison:
+    """The kernels of an artifact, or of one of its buckets, beside ONNX Runtime."""
+
+    def __init__(
+        self, found: Artifact, model: OnnxModel, front: FeatureModel | None, pool: PinnedThreads, cores: CoreSet
+    ) -> None:
+        manifest = found.manifest
+        self._found, self._manifest, self._front, self._pool, self._cores = found, manifest, front, pool, cores
+        self._activations = find_probabilities(model)
+        self._onnx = ReferenceModel(model.path, manifest, front)
+        self._executor = Executor(found)
+        self._rng = np.random.default_rng(SEED)
+        batches = tuple(sorted({1, min(3, manifest.max_batch), manifest.max_batch}))
+        versions = sum(len(layer.versions) for layer in manifest.layers)
+        self._report = VerificationReport(manifest.tolerance, len(manifest.layers), versions, batches, len(pool.usable))
+
+    def run(self, specs: Sequence[LayerSpec], wide: Sequence[LayerSpec]) -> VerificationReport:
+        """`wide`: the same layers with tables in fp32."""
+        for batch in self._report.batches:
+            self._compare_batch(specs, wide, batch)
+        self._pool.move_to(self._cores)
+        self._compare_kept_answer()
+        return self._report
+
+    def _compare_batch(self, specs: Sequence[LayerSpec], wide: Sequence[LayerSpec], batch: int) -> None:
+        """Compare layers and whole models at one batch size, on every count of cores."""
+        manifest, report = self._manifest, self._report
+        sample = draw_settled(self._onnx, manifest, self._front, batch, self._rng)
         arrays = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.input_tensors]
-        InputLayout.of(manifest).fill(arrays, feeds | raw, batch)
+        InputLayout.of(manifest).fill(arrays, sample.feeds | sample.raw, batch)
         outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.output_tensors]
-        bound = executor.bind(batch, arrays, outputs)
-        for count in range(1, len(pool.usable) + 1):
-            pool.move_to(cores[:count])
+        bound = self._executor.bind(batch, arrays, outputs)
+        for count in range(1, len(self._pool.usable) + 1):
+            self._pool.move_to(self._cores[:count])
             place = f"batch {batch}, {count} core{'s' * (count > 1)}"
-            _compare_layers(report, found, specs, bound, batch, place)
+            _compare_layers(report, self._found, specs, bound, batch, place)
             if manifest.tables != "fp32":
-                _compare_stored_rows(report, found, wide, bound, place)
+                _compare_stored_rows(report, self._found, wide, bound, place)
             for version in range(max(len(layer.versions) for layer in manifest.layers)):
                 for output in outputs:
                     output.fill(0)
                 for index, layer in enumerate(manifest.layers):
                     bound.layer(index, version % len(layer.versions))
-                for port, output, wanted, own in zip(manifest.output_tensors, outputs, expected, spreads, strict=True):
+                rows = zip(manifest.output_tensors, outputs, sample.expected, sample.spreads, strict=True)
+                for port, output, wanted, own in rows:
                     where = f"output {port.name}, versions {version}, {place}"
-                    report.record_output(output, np.asarray(wanted), where, activations.get(port.name), own)
-    pool.move_to(cores)
-    drawn = draw_inputs(manifest)
-    feeds = {
-        p.name: value for p in manifest.inputs if isinstance(value := drawn[p.name], np.ndarray) and not p.locations
-    }
-    raw = {name: value for name, value in drawn.items() if name not in feeds}
-    expected = onnx.outputs(feeds, raw, 1)
-    spreads = onnx.spread(expected, feeds, raw, 1)
-    for version, results in enumerate(run_versions(executor)):
-        if deviation := find_deviation(manifest, results, version):
-            report.mismatches.append(f"off the answer that the artifact holds: {deviation}")
-        for port, output, wanted, own in zip(manifest.output_tensors, results, expected, spreads, strict=True):
-            if is_settled(own):  # these inputs are given; the others were drawn so that outputs can be compared
-                where = f"output {port.name}, versions {version}, inputs of the artifact's answer"
-                report.record_output(output, np.asarray(wanted), where, activations.get(port.name), own)
-    return report
+                    report.record_output(output, np.asarray(wanted), where, self._activations.get(port.name), own)
+
+    def _compare_kept_answer(self) -> None:
+        """Compare the model, on the inputs of the answer that the artifact holds, with it and with ONNX Runtime."""
+        manifest, report = self._manifest, self._report
+        drawn = draw_inputs(manifest)
+        feeds = {
+            p.name: value for p in manifest.inputs if isinstance(value := drawn[p.name], np.ndarray) and not p.locations
+        }
+        raw = {name: value for name, value in drawn.items() if name not in feeds}
+        sample = Sample.answered(self._onnx, feeds, raw, 1)
+        for version, results in enumerate(run_versions(self._executor)):
+            if deviation := find_deviation(manifest, results, version):
+                report.mismatches.append(f"off the answer that the artifact holds: {deviation}")
+            rows = zip(manifest.output_tensors, results, sample.expected, sample.spreads, strict=True)
+            for port, output, wanted, own in rows:
+                if is_settled(own):  # these inputs are given; the others were drawn so that outputs can be compared
+                    where = f"output {port.name}, versions {version}, inputs of the artifact's answer"
+                    report.record_output(output, np.asarray(wanted), where, self._activations.get(port.name), own)
 
 
-def _draw_settled(
+def draw_settled(
     onnx: ReferenceModel, manifest: Manifest, front: FeatureModel | None, batch: int, rng: np.random.Generator
-) -> tuple[dict[str, NDArray[Any]], dict[str, RawValues], Arrays, list[float]]:
-    """Random inputs and features on which roundings do not decide what outputs are, the outputs, and their spreads.
+) -> Sample:
+    """Random inputs and features on which roundings do not decide what outputs are.
 
     Where none of DRAWS are such, those on which outputs move least.
     """
@@ -189,12 +225,10 @@ def _draw_settled(
     for _ in range(DRAWS):
         feeds = {port.name: _draw(port, batch, rng) for port in manifest.inputs if not port.locations}
         raw = dict(draw_features(front.description, batch, rng)) if front else {}
-        expected = onnx.outputs(feeds, raw, batch)
-        spreads = onnx.spread(expected, feeds, raw, batch)
-        found.append((feeds, raw, expected, spreads))
-        if all(map(is_settled, spreads)):
+        found.append(Sample.answered(onnx, feeds, raw, batch))
+        if all(map(is_settled, found[-1].spreads)):
             return found[-1]
-    return min(found, key=lambda drawn: max(drawn[3]))
+    return min(found, key=lambda sample: max(sample.spreads))
 
 
 def _compare_layers(

@@ -8,6 +8,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
+from veltair.address import join_address
 from veltair.errors import ConfigError
 from veltair.grpc.client import CallLostError, GrpcChannel, StatusError, encode_request_head
 from veltair.grpc.http2.frames import message_prefix
@@ -41,7 +42,7 @@ class GrpcClient:
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
         self._host, self._port = host, port
-        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._address = join_address(host, port)
         self._timeout_s = timeout_s
         self._channels: list[GrpcChannel] = []
         self._last_used = 0

@@ -11,6 +11,7 @@ import json
 from typing import Any
 from urllib.parse import quote
 
+from veltair.address import join_address
 from veltair.errors import ConfigError
 from veltair.loadgen.client import (
     CallSettings,
@@ -156,7 +157,7 @@ class HttpClient:
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
         self._host, self._port, self._timeout_s = host, port, timeout_s
-        self._authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._authority = join_address(host, port)
         self._connections, self._peer = 0, (host, port)
         self._idle: list[HttpConnection] = []  # the last used one on top: the server may close the others
 

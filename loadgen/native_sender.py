@@ -29,7 +29,9 @@ from veltair.loadgen.http_client import REFUSALS as HTTP_REFUSALS
 from veltair.loadgen.http_client import error_text
 from veltair.loadgen.open_loop import STOPPED_EARLY, ArrivalSchedule, RunCounts, Trace
 from veltair.loadgen.tenant_streams import TenantStream
+from veltair.machine.native_library import array_address, native_library
 
+LIBRARY = "veltair.loadgen._sender"
 TEXTS, TEXT_BYTES = 64, 4096  # distinct error texts that are kept of a tenant
 PROTOCOLS = ("grpc", "http")
 STOP, END = 1, 2  # written to the eventfd
@@ -42,10 +44,24 @@ RECORD = np.dtype(
 class QueryEnd(IntEnum):
     """How a query ended: `query_end` of `sender.h`."""
 
-    UNSENT, ANSWERED, RESPONDED, NO_STATUS, RESET, LOST, TOO_LARGE, TIMED_OUT, UNCONNECTED, NO_HTTP2, STOPPED = range(
-        11
-    )
-    LOST_BEFORE, LOST_WITHIN, NO_HTTP, NO_STATUS_LINE, BAD_LENGTH, NO_LENGTH, TOO_LONG = range(11, 18)
+    UNSENT = 0
+    ANSWERED = 1  # with a status of gRPC
+    RESPONDED = 2  # with a status of HTTP
+    NO_STATUS = 3  # of gRPC
+    RESET = 4
+    LOST = 5
+    TOO_LARGE = 6
+    TIMED_OUT = 7
+    UNCONNECTED = 8
+    NO_HTTP2 = 9
+    STOPPED = 10
+    LOST_BEFORE = 11  # the connection, over HTTP/1.1
+    LOST_WITHIN = 12
+    NO_HTTP = 13
+    NO_STATUS_LINE = 14
+    BAD_LENGTH = 15
+    NO_LENGTH = 16
+    TOO_LONG = 17
 
 
 class _Load(ctypes.Structure):
@@ -65,18 +81,15 @@ class _Load(ctypes.Structure):
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
-    spec = find_spec("veltair.loadgen._sender")
-    if spec is None or spec.origin is None:
-        return None
-    library = ctypes.CDLL(spec.origin)
+def _library() -> ctypes.CDLL:
+    library = native_library(LIBRARY)
     library.send_load.argtypes, library.send_load.restype = (ctypes.POINTER(_Load),), ctypes.c_int64
     return library
 
 
 def is_available() -> bool:
     """Whether the C part was built."""
-    return _library() is not None
+    return find_spec(LIBRARY) is not None
 
 
 class NativeRun:
@@ -100,7 +113,7 @@ class NativeRun:
             "arrival_ns": np.ascontiguousarray(schedule.arrival_ns, np.int64),
             "tenant": np.ascontiguousarray(schedule.stream, np.int64),
             "request": before[schedule.stream] + schedule.request,
-            "data": np.array([_address(np.frombuffer(request, np.uint8)) for request in requests], np.uint64),
+            "data": np.array([array_address(np.frombuffer(request, np.uint8)) for request in requests], np.uint64),
             "size": np.array([len(request) for request in requests], np.int64),
             "records": self.records,
             "texts": self._texts,
@@ -118,7 +131,7 @@ class NativeRun:
             timeout_ns=round(calls.timeout_s * 1e9),
             patience_ns=max(stream.target_ns for stream in streams),
             counts=ctypes.addressof(counts),
-            **{name: _address(array) for name, array in self._arrays.items()},
+            **{name: array_address(array) for name, array in self._arrays.items()},
         )
 
     async def run(self, stop: asyncio.Event) -> Trace:
@@ -151,10 +164,7 @@ class NativeRun:
         )
 
     def _send(self) -> int:
-        library = _library()
-        if library is None:
-            raise VeltairError("veltair's native part is missing: install the package with pip, which builds it")
-        result: int = library.send_load(ctypes.byref(self._load))
+        result: int = _library().send_load(ctypes.byref(self._load))
         return result
 
     def _count_failures(self, outcome: NDArray[np.int8]) -> Counter[tuple[int, str]]:
@@ -175,7 +185,7 @@ class NativeRun:
         return self._texts[stream, number - 1].tobytes().rstrip(b"\0").decode("latin-1") if number else ""
 
     def _reason(self, end: QueryEnd, code: int, text: str, announced_bytes: int) -> str:
-        """In the words of `GrpcClient.send` and `HttpClient.send`."""
+        """Why a query failed, in the words of `GrpcClient.send` and `HttpClient.send`."""
         shown = text.encode("latin-1")
         match end:
             case QueryEnd.RESPONDED:
@@ -227,8 +237,3 @@ def outcomes_of(records: NDArray[np.void]) -> NDArray[np.int8]:
     refused |= responded & np.isin(code, HTTP_REFUSALS)
     kinds = [end == QueryEnd.UNSENT, answered & (code == 0) | responded & (code == 200), refused]
     return np.select(kinds, [Outcome.UNSENT, Outcome.OK, Outcome.REFUSED], Outcome.ERROR).astype(np.int8)
-
-
-def _address(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

@@ -127,7 +127,7 @@ def _check(scenario: Scenario) -> None:
     names: set[str] = set()
     for i, tenant in enumerate(scenario.tenants):
         if tenant.name in names:
-            raise ConfigError(f"tenants[{i}].name: `{tenant.name}` stands twice")
+            raise ConfigError(f"tenants[{i}].name: `{tenant.name}` appears twice")
         names.add(tenant.name)
         if isinstance(tenant.batch, tuple) and tenant.batch[0] > tenant.batch[1]:
             raise ConfigError(f"tenants[{i}].batch: expected [low, high], got {list(tenant.batch)}")

@@ -65,7 +65,7 @@ class TenantOutcomes:
 
 @dataclass(frozen=True, slots=True)
 class SendLag:
-    """How far the client itself fell lag_ns the schedule.
+    """How far the client itself fell behind the schedule.
 
     >>> SendLag(max_ns=30_000_000, late_share=0.2).too_large
     True

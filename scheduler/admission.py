@@ -61,7 +61,7 @@ class Admission:
         self._plans[tenant.name] = _plan(tenant, self._catalogue, self._planned_share)
 
     def remove(self, name: str) -> None:
-        """None of its queries is there any more. Forgets its model where no other tenant has it."""
+        """Forget a tenant whose last query has ended, and its model where no other tenant has it."""
         model = self.tenants.pop(name).model
         del self._plans[name]
         if all(tenant.model != model for tenant in self.tenants.values()):

@@ -75,7 +75,7 @@ def _workers_changed(state: SchedulerState, event: WorkersChanged) -> str | None
     return f"{event.workers} workers" if event.workers < 0 else None
 
 
-def _sampled(state: SchedulerState, event: CountersSampled | EdgeTimed) -> str | None:
+def _always_possible(state: SchedulerState, event: CountersSampled | EdgeTimed) -> str | None:
     return None
 
 
@@ -100,8 +100,8 @@ _CHECKS: dict[type[Event], Callable[[SchedulerState, Any], str | None]] = {
     BlockGrown: _grown,
     BlockFailed: _failed,
     QueryCancelled: _cancelled,
-    CountersSampled: _sampled,
-    EdgeTimed: _sampled,
+    CountersSampled: _always_possible,
+    EdgeTimed: _always_possible,
     WorkersChanged: _workers_changed,
     TenantAdded: _added,
     TenantRemoved: _removed,

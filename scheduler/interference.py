@@ -180,7 +180,7 @@ class SteadyLevel:
         return self.index
 
     def _settle(self, index: int) -> None:
-        """At this index until the level leaves the range around it."""
+        """Stay at this index until the level leaves the range around it."""
         grid, reach = self._grid, 0.5 + self._PAST_THE_MIDDLE
         self.index = index
         self._low = grid[index] - reach * (grid[index] - grid[index - 1]) if index else -inf

@@ -12,5 +12,6 @@ The way of a query:
 4. `worker/` runs each block that the engine writes into its `ipc/worker_cell.py`, on the cores that stand there.
 5. `QueryEnded` returns to the front, which answers the client and updates `front/metrics.py`.
 
-`veltair.commands.serve` starts the front. Only `veltair/` and `bench/` may import this package.
+`front_process.py` puts the front together; `veltair.commands.serve` starts it. Only `veltair/` and `bench/` may import
+this package.
 """

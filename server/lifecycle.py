@@ -1,4 +1,4 @@
-"""How the front process reloads, drains and ends: with the log and the service manager told."""
+"""Signals to the front process, and how it reloads and drains, with the log and the service manager told."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 from veltair.config import ServeConfig
@@ -26,18 +28,44 @@ SERVING = "serving"
 _log = logging.getLogger("veltair.server")
 
 
-def read_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What the process was asked from outside.
+
+    ::
+
+        signals = follow_signals(attached=False)
+        await signals.stop.wait()
+    """
+
+    stop: asyncio.Event = field(default_factory=asyncio.Event)  # drain: the first SIGTERM or SIGINT
+    stop_now: asyncio.Event = field(default_factory=asyncio.Event)  # end at once: the second
+    reload: asyncio.Event = field(default_factory=asyncio.Event)  # read the configuration again: SIGHUP
+
+
+def follow_signals(*, attached: bool) -> Signals:
+    """Have the running loop handle the process's signals from here on. `attached`: the end of stdin asks to drain."""
+    loop, signals = asyncio.get_running_loop(), Signals()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: (signals.stop_now if signals.stop.is_set() else signals.stop).set())
+    loop.add_signal_handler(signal.SIGHUP, signals.reload.set)
+    if attached:
+        loop.add_reader(sys.stdin.fileno(), _read_stdin, loop, signals.stop)
+    return signals
+
+
+def _read_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     """Drop what stdin has. At its end whoever holds the other side is gone, or wants the daemon to end."""
     if not os.read(sys.stdin.fileno(), 1 << 12):
         loop.remove_reader(sys.stdin.fileno())
         stop.set()
 
 
-async def reload_when_asked(again: asyncio.Event, control: ModelControl, manager: ServiceManager) -> None:
-    """Read the configuration again each time that `again` is set."""
+async def reload_when_asked(asked: asyncio.Event, control: ModelControl, manager: ServiceManager) -> None:
+    """Read the configuration again each time that `asked` is set."""
     while True:
-        await again.wait()
-        again.clear()
+        await asked.wait()
+        asked.clear()
         manager.reloading()
         try:
             done = await control.reload()

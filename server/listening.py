@@ -14,7 +14,8 @@ import uvicorn
 from msgspec.structs import replace
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from veltair.config import ServerConfig, split_address
+from veltair.address import join_address, split_address
+from veltair.config import ServerConfig
 from veltair.errors import ConfigError
 from veltair.grpc.server import BACKLOG
 from veltair.server.access.inside_protocol import inside_protocol
@@ -142,4 +143,4 @@ def listen_inside() -> socket.socket:
 
 def address_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return join_address(host, port)

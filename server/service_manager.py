@@ -55,7 +55,7 @@ class ServiceManager:
         self.tell("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round((within_s + END_S) * 1e6)}", "STATUS=draining")
 
     async def keep_alive(self) -> None:
-        """From READY=1 on, as long as the event loop turns: say so, twice in each span that may pass without."""
+        """Say that the event loop turns, twice in each span that may pass without, from READY=1 on."""
         while self.watchdog_s:
             self.tell("WATCHDOG=1", patience_s=0.0)
             await asyncio.sleep(self.watchdog_s / 2)

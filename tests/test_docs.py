@@ -49,6 +49,12 @@ def test_the_first_hour_is_eight_commands_that_were_run() -> None:
     assert "\n".join(recorded) == shown
 
 
+def test_no_include_was_formatted_as_python() -> None:
+    """`ruff format` takes a line that includes a file for a comparison where it stands in a block of Python."""
+    pages = (ROOT / "docs").rglob("*.md")
+    assert [page for page in pages if "--8 <" in page.read_text("utf-8")] == []
+
+
 def test_every_decision_has_its_three_parts() -> None:
     records = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
     assert len(records) >= 25

@@ -19,7 +19,7 @@ FOLDERS = {
     "veltair.scenarios": "scenarios",
 }
 BASE = {
-    *("veltair.types", "veltair.errors", "veltair.machine"),
+    *("veltair.types", "veltair.errors", "veltair.address", "veltair.machine"),
     *("veltair.schema_errors", "veltair.terminal", "veltair.toml_file"),
 }
 # What each package may import of this project, besides itself. Data flows compiler -> profiles -> scheduler -> server.

@@ -56,5 +56,5 @@ def check_clients(clients: Sequence[ClientConfig], tls: TlsConfig | None) -> Non
             marks.append(f"the certificate {client.certificate!r}")
         for mark in marks:
             if mark in seen:
-                raise ConfigError(f"{where}: {mark} stands twice")
+                raise ConfigError(f"{where}: {mark} appears twice")
             seen.add(mark)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from veltair.access_config import ClientConfig, Name, TlsConfig, check_clients
+from veltair.address import split_address
 from veltair.errors import ConfigError
 from veltair.machine.regular_file import read_regular_file
 from veltair.schema_errors import with_key_first
@@ -182,7 +183,7 @@ def parse_config(raw: dict[str, Any], path: Path) -> ServeConfig:
     names: set[str] = set()
     for tenant in config.tenants:
         if tenant.name in names:
-            raise ConfigError(f"{path}: tenants: the name {tenant.name!r} stands twice")
+            raise ConfigError(f"{path}: tenants: the name {tenant.name!r} appears twice")
         names.add(tenant.name)
     for key in ("http", "grpc", "admin"):
         try:
@@ -236,15 +237,3 @@ def changed_keys(before: msgspec.Struct | None, after: msgspec.Struct | None, ta
         elif old != new:
             changed.append(key)
     return changed
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[ipv6]:port`. Raises ConfigError.
-
-    >>> split_address("[::1]:8000")
-    ('::1', 8000)
-    """
-    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):(\d{1,5})", address)
-    if match is None or int(match[2]) > 65535:
-        raise ConfigError(f"expected host:port, got {address!r}")
-    return match[1].strip("[]"), int(match[2])

@@ -119,7 +119,7 @@ class FailureReason(StrEnum):
 
     @cached_property
     def number(self) -> int:
-        """Its place in the list, from 1 on."""
+        """The place of the reason in the list, from 1 on."""
         return 1 + list(FailureReason).index(self)
 
 
@@ -181,7 +181,7 @@ class RefusalReason(StrEnum):
 
     @cached_property
     def number(self) -> int:
-        """Its place in the list, from 1 on."""
+        """The place of the reason in the list, from 1 on."""
         return 1 + list(RefusalReason).index(self)
 
 

@@ -119,7 +119,7 @@ def add_result(name: str, inputs: int, seconds: float, code: int) -> dict[str, A
 def keep(name: str, command: list[str]) -> int:
     """Keep the fewest inputs that cover as much as all. Returns their bytes."""
     merged = WORK / name
-    if TARGETS[name]:  # a merge starts the program anew for each bad input, which a module of Python is not
+    if TARGETS[name]:  # a merge starts the program again for each bad input, which a module of Python is not
         merged = WORK / f"{name}.merged"
         shutil.rmtree(merged, ignore_errors=True)
         merged.mkdir()

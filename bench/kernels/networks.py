@@ -3,7 +3,7 @@
     python -m bench.kernels.networks [--models A,B,…] [--again]
 
 Writes missing models and artifacts into `demo/models` and `demo/bench`, and one file for each network into
-`bench/results/kernels`. Existing files are kept, so that an interrupted run continues; `--again` measures anew. Run it
+`bench/results/kernels`. Existing files are kept, so that an interrupted run continues; `--again` measures again. Run it
 on a machine that does nothing else.
 """
 

@@ -52,7 +52,7 @@ class NetworkWriter:
         return self.node("Add", self.node("MatMul", x, self.weights(width, outputs)), self.vector(outputs))
 
     def layer_norm(self, x: str, width: int) -> str:
-        """As operators of its own, the way of exporters before opset 17."""
+        """A layer norm of separate operators, as exporters write it before opset 17."""
         centred = self.node("Sub", x, self.node("ReduceMean", x, axes=[-1]))
         square = self.node("Pow", centred, self.constant(np.float32(2)))
         variance = self.node("ReduceMean", square, axes=[-1])

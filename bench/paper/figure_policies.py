@@ -55,7 +55,7 @@ def peaks(quick: bool) -> Data:
 
 
 def bounds(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """By workload: what no scheduler can exceed at 95 %."""
+    """The QPS of each workload that no scheduler can exceed at 95 %."""
     workloads = dict.fromkeys(str(peak["workload"]) for peak in found)
     return {workload: sim.oracle_bound(workload, 0.95) for workload in workloads}
 

@@ -94,7 +94,7 @@ def main() -> int:
 
 
 def measure_steadily(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Repeats a measurement until the machine was steady and idle but for it, a few times at most.
+    """Repeats a measurement until the machine was steady and idle except for it, a few times at most.
 
     Returns that measurement, else the one with the fewest slow seconds; its key "steady" says how steady it was.
     Raises SystemExit where other programs ran during every try.

@@ -59,7 +59,7 @@ class _SampledLayer:
         return [alone * modelled_slowdown(alone, reuse, CORES, share, memory, resident) for share in SHARES]
 
     def loss(self, kept: Sequence[int]) -> NDArray[np.float64]:
-        """Of the best of some samples over the best of all, at each pressure."""
+        """The slowdown of the best of some samples over the best of all, at each pressure."""
         return np.asarray(self.ns[list(kept)].min(axis=0) / self.best - 1)
 
     def indices(self, chosen: Sequence[Candidate]) -> list[int]:

@@ -119,7 +119,7 @@ def _peak(qps: Sequence[float]) -> str:
 
 
 def _gain(ours: Sequence[float], others: Mapping[str, Sequence[float]]) -> str:
-    """Of the means; its interval comes from the differences seed by seed, which share their arrivals."""
+    """The gain of the means; its interval comes from the differences seed by seed, which share their arrivals."""
     if not ours or not others:
         return ""
     best = max(others, key=lambda policy: statistics.fmean(others[policy]))

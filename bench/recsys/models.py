@@ -4,7 +4,7 @@
 
 Writes missing models and artifacts into `demo/recsys`, with the tables of a model cut to `mix.TABLE_BYTES`, because
 each peer's process holds them as well; verifies every artifact and adds medians of alternate runs to
-`bench/results/recsys.json`. Existing results are kept, so that an interrupted run continues; `--again` measures anew.
+`bench/results/recsys.json`. Existing results are kept, so that an interrupted run continues; `--again` measures again.
 Run it on a machine that does nothing else.
 
 Only veltair runs a model with raw features as a whole. ONNX Runtime and OpenVINO run its lookups and towers with

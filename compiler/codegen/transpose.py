@@ -23,7 +23,7 @@ def transpose_16x16(rows: Sequence[Expr]) -> list[Expr]:
 
 
 def interleave_channels(channels: Sequence[Expr]) -> list[Expr]:
-    """From one vector of 16 pixels for each channel to the pixels one after the other, their channels side by side."""
+    """Turn one vector of 16 pixels for each channel into pixels one after the other, their channels side by side."""
     count = len(channels)
     if count == 1:
         return list(channels)

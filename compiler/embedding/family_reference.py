@@ -104,8 +104,8 @@ def reference_lookups(parameters: LookupParameters, inputs: Sequence[Array], tab
         case LookupFamily.RAGGED_BAG:
             lengths = next((each for each in others if each.dtype == np.int64), np.full(len(ids), ids.shape[1]))
             weights = next((each for each in others if each.dtype == np.float32), None)
-            own = parameters.reduce or Reduction.SUM, parameters.padding
-            return ragged_bags(ids, lengths, tables[0], weights, *own)
+            reduce = parameters.reduce or Reduction.SUM
+            return ragged_bags(ids, lengths, tables[0], weights, reduce, parameters.padding)
         case LookupFamily.MESSAGE_PASSING:
             return message_passing(ids.reshape(-1), tables[0], np.arange(len(ids) + 1) * ids.shape[1], others[0])
         case LookupFamily.KNOWLEDGE_GRAPH:

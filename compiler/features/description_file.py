@@ -119,7 +119,7 @@ def _check_unique(names: Iterable[str], key: str, path: Path) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise ModelError(f"{path}: {key}: {name!r} stands twice")
+            raise ModelError(f"{path}: {key}: {name!r} appears twice")
         seen.add(name)
 
 

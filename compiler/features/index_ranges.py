@@ -100,18 +100,18 @@ class RemoveOutside:
 IndexStep = MapInto | KeepAll | ReplaceOutside | RemoveOutside
 
 
-def propagate_range(steps: Sequence[IndexStep], before: IndexRange | None = None) -> list[IndexRange]:
-    """The range before the first step and after each."""
-    ranges = [before or IndexRange()]
+def propagate_range(steps: Sequence[IndexStep]) -> list[IndexRange]:
+    """The range before the first step, which is any, and after each."""
+    ranges = [IndexRange()]
     for step in steps:
         ranges.append(step.after(ranges[-1]))
     return ranges
 
 
-def simplify_steps(steps: Sequence[IndexStep], before: IndexRange | None = None) -> tuple[IndexStep, ...]:
+def simplify_steps(steps: Sequence[IndexStep]) -> tuple[IndexStep, ...]:
     """Fewer steps to the same indices: needless replacements and removals are dropped, successive ones merged."""
     kept: list[IndexStep] = []
-    for step, known in zip(steps, propagate_range(steps, before), strict=False):
+    for step, known in zip(steps, propagate_range(steps), strict=False):
         last = kept[-1] if kept else None
         if isinstance(step, KeepAll) or (
             isinstance(step, ReplaceOutside | RemoveOutside) and known.is_within(step.inside)
@@ -126,6 +126,6 @@ def simplify_steps(steps: Sequence[IndexStep], before: IndexRange | None = None)
     return tuple(kept)
 
 
-def proves_in_bounds(steps: Sequence[IndexStep], table_rows: int, before: IndexRange | None = None) -> bool:
+def proves_in_bounds(steps: Sequence[IndexStep], table_rows: int) -> bool:
     """Whether every index that is left is a row of the table, so that the lookup needs no check."""
-    return propagate_range(steps, before)[-1].is_within(IndexRange(0, table_rows))
+    return propagate_range(steps)[-1].is_within(IndexRange(0, table_rows))

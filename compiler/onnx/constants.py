@@ -89,7 +89,7 @@ def _check(tensor: TensorProto, path: Path) -> None:
 
 
 def size_bytes(tensor: TensorProto) -> int:
-    """By its type and dimensions, which may lie."""
+    """The size that its type and dimensions state, which may be untrue."""
     return int(math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
@@ -198,6 +198,11 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
     inner = [n for graph in inner_graphs(node) for n in all_nodes(graph.node)]
     outputs = {o.name for graph in inner_graphs(node) for o in graph.output}
     return outputs | {name for n in inner for name in n.input}
+
+
+def read_names(node: onnx.NodeProto) -> set[str]:
+    """The tensors that a node reads, and the graphs inside it. Names that only those know are harmless."""
+    return {name for name in node.input if name} | captured_names(node)
 
 
 def all_tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:

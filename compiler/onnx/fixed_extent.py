@@ -38,7 +38,7 @@ class FixedExtent:
 
     @property
     def bounds(self) -> dict[str, tuple[int, int]]:
-        """Of inputs whose values the model's operators do not show. Layers are timed and checked at the extent."""
+        """Bounds of inputs whose values the operators do not show. Layers are timed and checked at the extent."""
         return {**self.ids, EXTENT_INPUT: (self.extent, self.extent)} if self.exact else {}
 
     def fix(self, proto: onnx.ModelProto, path: Path) -> None:

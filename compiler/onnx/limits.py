@@ -49,7 +49,7 @@ def check_nodes(proto: onnx.ModelProto, path: Path) -> None:
 
 
 def held_bytes(proto: onnx.ModelProto) -> int:
-    """Of the model and its external data, which `check_tensors` has found to be there."""
+    """The size of the model and its external data, which `check_tensors` has found to be there."""
     external = (tensor for tensor in all_tensors(proto) if tensor.data_location == TensorProto.EXTERNAL)
     return int(proto.ByteSize()) + sum(map(size_bytes, external))
 

@@ -82,7 +82,8 @@ def _resized(
 def infer_foreign(
     node: onnx.NodeProto, opsets: Mapping[str, int], types: Mapping[str, TensorType], values: Mapping[str, Array]
 ) -> dict[str, TensorType]:
-    """Likewise for an operator that ONNX does not know, by ONNX Runtime's own inference; empty where that has none.
+    """Types of the outputs of an operator that ONNX does not know, by ONNX Runtime's own inference; empty where that
+    has none.
 
     opsets: versions of operator sets, by domain.
     """

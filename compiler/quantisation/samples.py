@@ -31,7 +31,7 @@ class ModelInput:
 
     @property
     def rows(self) -> int:
-        """Of an array of samples that one run takes: the fixed batch of the file, or one."""
+        """How many rows of the samples one run takes: the fixed batch of the file, or one."""
         return self.shape[0] or 1
 
     def __str__(self) -> str:

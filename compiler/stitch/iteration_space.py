@@ -58,7 +58,7 @@ class IterationSpace:
 
     @property
     def inner(self) -> list[int]:
-        """Axes of the loops inside a task, but for the last axis."""
+        """Axes of the loops inside a task, except for the last axis."""
         return [i for i, reduced in enumerate(self.reduced[:-1]) if reduced]
 
     def is_row(self, name: str) -> bool:

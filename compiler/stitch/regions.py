@@ -157,7 +157,7 @@ class _RegionBuilder:
         } | self.made
 
     def _outside(self) -> dict[int, frozenset[int]]:
-        """For each operator, the operators that it waits for by way of other nodes."""
+        """The operators that each operator waits for by way of other nodes."""
         place = {op.output: i for i, op in enumerate(self.ops)}
         ops = {op.output: op for op in self.ops}
         behind: dict[str, frozenset[int]] = {}  # output of another node -> operators it depends on

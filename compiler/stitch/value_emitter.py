@@ -188,7 +188,7 @@ def vector_in_register(value: Expr) -> Expr:
 
 
 def _as_float(value: Expr, count: int) -> Expr:
-    """As float32, whatever is stored."""
+    """The value as float32, whatever is stored."""
     kind = str(value.ty.dtype) if hasattr(value.ty, "dtype") else str(value.dtype)
     if kind.startswith("uint16"):
         return T.reinterpret("float32", T.shift_left(T.cast(value, "uint32"), T.uint32(16)))

@@ -34,7 +34,8 @@ PRESSED = 0.4  # of a solo measurement's budget, for one beside co-runners: leve
 class TimingJob:
     """One code version to time. ::
 
-    tables = measure_tables([TimingJob(library, symbol, operands)], meter)
+    jobs = [TimingJob(library, symbol, operands)]
+    tables = make_tables(jobs, measure_times(jobs, meter))
     tables.latency_ns[0, 0, 0, 3]  # ns: first batch size, alone, on 4 cores
     """
 
@@ -83,17 +84,6 @@ class JobTimes(msgspec.Struct, frozen=True):
     pressed_ns: tuple[tuple[tuple[float, ...], ...], ...]  # (grades, batches, cores), beside co-runners
 
 
-def measure_tables(
-    jobs: Sequence[TimingJob],
-    meter: Meter,
-    grades: Sequence[float] = GRADES,
-    tick: Callable[[], None] = lambda: None,
-    model: MemoryModel | None = None,
-) -> LatencyTables:
-    """Time every job, and make the tables. See `measure_times` and `make_tables`."""
-    return make_tables(jobs, measure_times(jobs, meter, grades, tick), model)
-
-
 def measure_times(
     jobs: Sequence[TimingJob],
     meter: Meter,
@@ -116,7 +106,7 @@ def measure_times(
 
 
 def measurement_budget_ns(measurements: int) -> int:
-    """Of each of so many measurements: less where there are many, since a compile should end.
+    """Time for each of so many measurements: less where there are many, since a compile should end.
 
     >>> [measurement_budget_ns(count) // 1_000_000 for count in (100, 3000, 100_000)]
     [25, 10, 5]

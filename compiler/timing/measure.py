@@ -270,7 +270,7 @@ class Meter:
 
 
 def content_digest(array: NDArray[Any]) -> bytes:
-    """Of the bytes alone: arrays of other shapes may share them."""
+    """A digest of the bytes alone: arrays of other shapes may share them."""
     return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).digest()
 
 

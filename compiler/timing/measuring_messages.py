@@ -36,7 +36,7 @@ class FileTensor(msgspec.Struct, frozen=True, tag=True):
 class RandomTensor(msgspec.Struct, frozen=True, tag=True):
     """Random values in `region` (start and stop of each axis), zeros around it.
 
-    Floats are normal, "uint16" holds the bits of bfloat16 ones; integers are uniform in low … high and drawn anew
+    Floats are normal, "uint16" holds the bits of bfloat16 ones; integers are uniform in low … high and drawn again
     before each timed run: ids that stay the same would make every table look as if it fitted the cache.
 
     >>> RandomTensor("float32", (1, 6), ((0, 1), (1, 5))).region[1]  # the halo stays zero

@@ -35,6 +35,7 @@ from veltair.machine.topology import cache_bytes
 from veltair.types import CoreId
 
 SHARES = tuple(tenths / 10 for tenths in range(10, 0, -1))  # the share that each of ten pressures (sec. 3.3) leaves
+WINDOWS, WINDOW_NS = 10, 40_000_000  # of streaming; the best counts, so that other programs do not
 STEP = 1.01  # a level less than this above the one before is the same level
 
 
@@ -113,11 +114,8 @@ def measure_memory(cores: Sequence[CoreId]) -> MemorySystem:
     return MemorySystem(l2, llc, _streaming_rate(cores, near), _streaming_rate(cores, far))
 
 
-def _streaming_rate(cores: Sequence[CoreId], size: int, windows: int = 10, window_ns: int = 40_000_000) -> float:
-    """Bytes per nanosecond that each core reads from a buffer of its own of `size` bytes, all cores at once.
-
-    The best of a few windows is taken, so that other programs do not count.
-    """
+def _streaming_rate(cores: Sequence[CoreId], size: int) -> float:
+    """Bytes per nanosecond that each core reads from a buffer of its own of `size` bytes, all cores at once."""
     compare = ctypes.CDLL(None).memcmp  # reads both halves at the width of the machine, without the interpreter's lock
     compare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     rates: list[float] = []
@@ -130,10 +128,10 @@ def _streaming_rate(cores: Sequence[CoreId], size: int, windows: int = 10, windo
         compare(first, second, size // 2)
         start.wait()
         best = 0.0
-        for _ in range(windows):
+        for _ in range(WINDOWS):
             begin = time.perf_counter_ns()
             passes = 0
-            while (spent := time.perf_counter_ns() - begin) < window_ns:
+            while (spent := time.perf_counter_ns() - begin) < WINDOW_NS:
                 compare(first, second, size // 2)
                 passes += 1
             best = max(best, passes * size / spent)

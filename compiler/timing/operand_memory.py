@@ -1,4 +1,4 @@
-"""Memory for the operands of one request after the other: to map it and fault its pages in anew costs more than to run
+"""Memory for the operands of one request after the other: to map it and fault its pages in again costs more than to run
 most kernels."""
 
 from __future__ import annotations

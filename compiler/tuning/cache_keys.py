@@ -32,14 +32,16 @@ _CODE = (veltair.compiler, veltair.machine, veltair.profiles)  # packages on whi
 
 
 def object_key(spec: LayerSpec, point: Point, kernel: Kernel, setting: Setting) -> str:
-    """Of a version's object file: all that its code depends on."""
+    """The key of a version's object file: all that its code depends on."""
     return _digest("object", *_code_facts(spec, point, setting), f"{tvm_ffi.structural_hash(kernel.function)}")
 
 
 def version_key(
     spec: LayerSpec, point: Point, batches: Sequence[int], cores: CoreSet, setting: Setting, modelled: bool
 ) -> str:
-    """Of a version that passed its check with these weights; empty where these alone do not say what was checked."""
+    """The key of a version that passed its check with these weights; empty where these alone do not say what was
+    checked.
+    """
     if _draws_inputs(spec) or sum(weight.nbytes for weight in spec.weights.values()) > MOST_DIGESTED:
         return ""
     weights = [content_digest(weight).hex() for weight in spec.weights.values()]
@@ -57,7 +59,7 @@ def times_key(
     cores: CoreSet,
     setting: Setting,
 ) -> str:
-    """Of the times of an object file. Where the layer draws its own inputs, values of its weights count too.
+    """The key of the times of an object file. Where the layer draws its own inputs, values of its weights count too.
 
     kernel: the version's; None where the object was found without generating it.
     """
@@ -72,7 +74,7 @@ def times_key(
 
 
 def memory_key(cores: CoreSet) -> str:
-    """Of this machine's cache sizes and bandwidths, as they were measured on these cores."""
+    """The key of this machine's cache sizes and bandwidths, as they were measured on these cores."""
     return _digest("memory", source_digest(), machine_facts(cores))
 
 
@@ -115,7 +117,9 @@ def code_generator() -> tuple[str, ...]:
 
 @cache
 def source_digest() -> str:
-    """Of all Python and C of veltair that generates, runs or times kernels: where it differs, nothing is reused."""
+    """A digest of all Python and C of veltair that generates, runs or times kernels: where it differs, nothing is
+    reused.
+    """
     found = hashlib.sha256()
     for package in _CODE:
         for folder in package.__path__:

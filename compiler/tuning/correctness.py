@@ -22,7 +22,7 @@ TOLERANCE = {
     "bf16": 1e-2,
 }  # largest error of a layer over the output's largest value, by the model's precision
 LOOKUPS = ("columns", "embedding_bag", "lookups", "spmm", "block_gather")  # layers that read rows of tables
-# Elements that are compared at a time. Temporary arrays of whole activations are mapped and faulted in anew each time:
+# Elements that are compared at a time. Temporary arrays of whole activations are mapped and faulted in again each time:
 # with images of 224 pixels that took a third of a compile.
 PART = 1 << 15
 LOOKUP_TOLERANCE = 1e-5  # their reference reads the rows as they are stored, so only sums are rounded

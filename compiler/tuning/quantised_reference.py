@@ -62,7 +62,7 @@ def reference_max_pool(spec: LayerSpec, x: list[Array]) -> list[Array]:
 
 
 def quantise(value: Array, quantum: Array, dtype: str) -> Array:
-    """As QuantizeLinear does. quantum: scale and zero point."""
+    """Quantise as QuantizeLinear does. quantum: scale and zero point."""
     info = np.iinfo(dtype)
     steps = np.rint(value.astype(np.float64) / quantum[0]) + quantum[1]
     return np.asarray(np.clip(steps, info.min, info.max), dtype)
@@ -90,7 +90,7 @@ def windows(x: Array, window: Window, size: tuple[int, ...]) -> Array:
 
 
 def steps_allowed(spec: LayerSpec) -> int:
-    """By how many steps of its output a layer may differ: one, and what one step before its addend makes."""
+    """How many steps of its output a layer may differ by: one, and what one step before its addend makes."""
     if "between" not in spec.weights or "output" not in spec.weights:
         return 1
     return 1 + ceil(float(spec.weights["between"][0]) / float(spec.weights["output"][0]))

@@ -22,7 +22,7 @@ Array = NDArray[Any]
 
 
 def reference_recurrent(spec: LayerSpec, x: list[Array]) -> list[Array]:
-    """A recurrent cell over all steps, each direction by itself, in float64 but for its activation functions."""
+    """A recurrent cell over all steps, each direction by itself, in float64 except for its activation functions."""
     parameters = spec.parameters_as(RecurrentParameters)
     tensors = dict(zip(parameters.reads, x, strict=True))
     rows_first = parameters.x_order is SequenceOrder.ROWS_FIRST

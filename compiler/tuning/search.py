@@ -7,12 +7,14 @@ another CPU or TVM, and those of similar workloads, only say where to look first
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 from rich.markup import escape
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point, version_symbol
 from veltair.compiler.shared_library import ObjectFile, link_library
@@ -59,48 +61,50 @@ def search(
 
     Raises VeltairError for another workload of which no candidate works.
     """
-    cache = cache or KernelCache()
     distinct = {spec.workload: spec for spec in reversed(specs)}  # of equal workloads, the first
     order = dict.fromkeys(spec.workload for spec in specs)
     plans = [plan_search(distinct[workload], store, setting, optional.get(workload, trials)) for workload in order]
     _warn_of_foreign(plans, setting)
-    total = sum(plan.left for plan in plans)
-    task = progress.add_task("search", total=total, visible=total > 0)
+    timer = _CandidateTimer(store, meter, setting, objects, cache or KernelCache())
+    shown = _ProgressLine(progress, sum(plan.left for plan in plans))
     found: dict[str, list[Candidate]] = {}
-    for number, (workload, plan) in enumerate(zip(order, plans, strict=True), 1):
-        spec, records = plan.spec, plan.records
+    for number, plan in enumerate(plans, 1):
+        workload, spec = plan.spec.workload, plan.spec
         if plan.left:
-            first, source = plan.first_points(store)
-            if trials == 0 and not plan.foreign:
-                total -= plan.left
-                plan.budget = len({0, *first})
-                total += plan.left
-                progress.update(task, total=total)
-            heading = f"search: layer {number} of {len(order)}, {spec.op}"
-            promising = [plan.points[i] for i in first]
-            _show_progress(progress, task, heading, plan, promising, source)
-            while chosen := propose_points(plan.points, plan.times, plan.budget, workload, first=first):
-                plan.origins |= {
-                    i: f"best {source}" if i in first else "default" if i == 0 else "searched" for i in chosen
-                }
-                points = [plan.points[i] for i in chosen]
-                for record in _measure(spec, points, meter, setting, records, objects, cache):
-                    store.append(record)
-                    records.append(record)
-                    progress.advance(task)
-                    _show_progress(progress, task, heading, plan, promising, source)
-        if not any(record.run_ns for record in records) and 0 not in plan.times:
-            why = records[-1].error if records else "there are none"
-            text = "layer %s (%s): no point that records name works here, the default is taken: %s"
-            log.warning(text, spec.name, workload, why)
-            plan.origins[0] = "default, since no recorded point works"
-            for record in _measure(spec, plan.points[:1], meter, setting, records, objects, cache):
-                store.append(record)
-                records.append(record)
+            shown.heading = f"search: layer {number} of {len(plans)}, {spec.op}"
+            _carry_out(plan, timer, shown, only_named=trials == 0)
+        if not any(record.run_ns for record in plan.records) and 0 not in plan.times:
+            _fall_back_on_default(plan, timer)
         found[workload] = plan.candidates
         if not found[workload] and workload not in optional:
-            raise VeltairError(f"layer {spec.name} ({workload}): no candidate works; the last said {records[-1].error}")
+            why = plan.records[-1].error
+            raise VeltairError(f"layer {spec.name} ({workload}): no candidate works; the last said {why}")
     return found
+
+
+def _carry_out(plan: SearchPlan, timer: _CandidateTimer, shown: _ProgressLine, *, only_named: bool) -> None:
+    """Measure the points that the plan has left. `only_named`: without another CPU's records, those of a similar
+    workload and the default point alone.
+    """
+    first, source = plan.first_points(timer.store)
+    if only_named and not plan.foreign:
+        left = plan.left
+        plan.budget = len({0, *first})
+        shown.change_total(plan.left - left)
+    promising = [plan.points[i] for i in first]
+    shown.describe(plan, promising, source)
+    while chosen := propose_points(plan.points, plan.times, plan.budget, plan.spec.workload, first=first):
+        plan.origins |= {i: f"best {source}" if i in first else "default" if i == 0 else "searched" for i in chosen}
+        timer.measure(plan, [plan.points[i] for i in chosen], partial(shown.advance, plan, promising, source))
+
+
+def _fall_back_on_default(plan: SearchPlan, timer: _CandidateTimer) -> None:
+    """Measure the default point of a workload of which no recorded point works."""
+    why = plan.records[-1].error if plan.records else "there are none"
+    text = "layer %s (%s): no point that records name works here, the default is taken: %s"
+    log.warning(text, plan.spec.name, plan.spec.workload, why)
+    plan.origins[0] = "default, since no recorded point works"
+    timer.measure(plan, plan.points[:1])
 
 
 def _warn_of_foreign(plans: Sequence[SearchPlan], setting: Setting) -> None:
@@ -115,45 +119,59 @@ def _warn_of_foreign(plans: Sequence[SearchPlan], setting: Setting) -> None:
         log.warning(text, sum(map(bool, used)), len(plans), ", ".join(places), setting.cpu, TVM)
 
 
-def _measure(
-    spec: LayerSpec,
-    points: Sequence[Point],
-    meter: Meter,
-    setting: Setting,
-    known: Sequence[TuningRecord],
-    objects: Path | None,
-    cache: KernelCache,
-) -> Iterator[TuningRecord]:
-    """Build the points, then time them; give a record of each as soon as it is measured."""
-    limit = min((r.best_ns for r in known if r.run_ns), default=0) * HOPELESS * len(meter.cores)
-    with ScratchFolder("search") as folder:
-        built = []
-        for point in points:
-            kernel, symbol = setting.spaces[spec.op].build(spec, point, setting.features), version_symbol(spec, point)
-            built.append((point, kernel, ObjectFile(kernel.function, symbol, (objects or folder) / f"{symbol}.o")))
-        keys = [object_key(spec, point, kernel, setting) for point, kernel, _ in built]
-        faults = cache.compile([source for *_, source in built], keys, setting.target)
-        library = folder / "candidates.so"
-        compiled = [source.path for (*_, source), fault in zip(built, faults, strict=True) if not fault]
-        if compiled:
-            link_library(compiled, library)
-        for (point, kernel, source), fault in zip(built, faults, strict=True):
-            if fault:
-                yield _record(spec, point, kernel, (), setting, fault)
-                continue
-            operands = [*meter.inputs(spec, setting.batch, setting.bounds), *meter.weights(kernel)]
-            operands += result_operands(spec, setting.batch)
-            try:
-                run_ns = tuple(meter.time(library, source.symbol, operands, limit_ns=limit))
-            except CandidateError as error:
-                yield _record(spec, point, kernel, (), setting, str(error))
-            else:
-                yield _record(spec, point, kernel, run_ns, setting)
-        meter.forget()
+@dataclass(frozen=True, slots=True)
+class _CandidateTimer:
+    """How the candidates of all workloads of a search are built, timed and recorded."""
+
+    store: RecordStore
+    meter: Meter
+    setting: Setting
+    objects: Path | None  # a folder for object files; None: none stays
+    cache: KernelCache
+
+    def measure(self, plan: SearchPlan, points: Sequence[Point], tick: Callable[[], None] = lambda: None) -> None:
+        """Build the points, then time them; each record is in the plan and in the store as soon as it is measured.
+
+        `tick` is called after each.
+        """
+        spec, setting, meter = plan.spec, self.setting, self.meter
+        limit = min((r.best_ns for r in plan.records if r.run_ns), default=0) * HOPELESS * len(meter.cores)
+        with ScratchFolder("search") as folder:
+            built = []
+            for point in points:
+                kernel = setting.spaces[spec.op].build(spec, point, setting.features)
+                symbol = version_symbol(spec, point)
+                file = (self.objects or folder) / f"{symbol}.o"
+                built.append((point, kernel, ObjectFile(kernel.function, symbol, file)))
+            keys = [object_key(spec, point, kernel, setting) for point, kernel, _ in built]
+            faults = self.cache.compile([source for *_, source in built], keys, setting.target)
+            library = folder / "candidates.so"
+            compiled = [source.path for (*_, source), fault in zip(built, faults, strict=True) if not fault]
+            if compiled:
+                link_library(compiled, library)
+            for (point, kernel, source), fault in zip(built, faults, strict=True):
+                run_ns: tuple[int, ...] = ()
+                if not fault:
+                    try:
+                        run_ns = self._time(spec, kernel, library, source.symbol, limit)
+                    except CandidateError as error:
+                        fault = str(error)
+                record = _record(spec, point, kernel, run_ns, setting, fault)
+                self.store.append(record)
+                plan.records.append(record)
+                tick()
+            meter.forget()
+
+    def _time(self, spec: LayerSpec, kernel: Kernel, library: Path, symbol: str, limit_ns: int) -> tuple[int, ...]:
+        """Raises CandidateError."""
+        meter, setting = self.meter, self.setting
+        operands = [*meter.inputs(spec, setting.batch, setting.bounds), *meter.weights(kernel)]
+        operands += result_operands(spec, setting.batch)
+        return tuple(meter.time(library, symbol, operands, limit_ns=limit_ns))
 
 
 def _record(
-    spec: LayerSpec, point: Point, kernel: Kernel, run_ns: tuple[int, ...], setting: Setting, error: str = ""
+    spec: LayerSpec, point: Point, kernel: Kernel, run_ns: tuple[int, ...], setting: Setting, error: str
 ) -> TuningRecord:
     return TuningRecord(
         workload=spec.workload,
@@ -169,13 +187,27 @@ def _record(
     )
 
 
-def _show_progress(
-    progress: Progress, task: TaskID, heading: str, plan: SearchPlan, first: Sequence[Point], source: str
-) -> None:
-    """Update the progress line. source: where the first points come from, shown until they are measured."""
-    measured = [record.point for record in plan.records]
-    best = min((r.best_ns for r in plan.records if r.run_ns), default=0)
-    parts = [heading, f"trial {len(measured)}/{len(measured) + plan.left}"]
-    parts += [f"best {best / 1000:.1f} us"] if best else []
-    parts += [f"points {source} first"] if any(point not in measured for point in first) else []
-    progress.update(task, description=escape(", ".join(parts)))
+class _ProgressLine:
+    """The line of the search in the progress display; it counts candidates."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress, self._total = progress, total
+        self._task = progress.add_task("search", total=total, visible=total > 0)
+        self.heading = ""
+
+    def change_total(self, by: int) -> None:
+        self._total += by
+        self._progress.update(self._task, total=self._total)
+
+    def advance(self, plan: SearchPlan, first: Sequence[Point], source: str) -> None:
+        self._progress.advance(self._task)
+        self.describe(plan, first, source)
+
+    def describe(self, plan: SearchPlan, first: Sequence[Point], source: str) -> None:
+        """`source`: where the first points come from, shown until they are measured."""
+        measured = [record.point for record in plan.records]
+        best = min((r.best_ns for r in plan.records if r.run_ns), default=0)
+        parts = [self.heading, f"trial {len(measured)}/{len(measured) + plan.left}"]
+        parts += [f"best {best / 1000:.1f} us"] if best else []
+        parts += [f"points {source} first"] if any(point not in measured for point in first) else []
+        self._progress.update(self._task, description=escape(", ".join(parts)))

@@ -55,7 +55,7 @@ class Workload:
 
     @property
     def brief(self) -> str:
-        """For a line on a terminal: the first and the last tensor, and the kernel."""
+        """The workload for a line on a terminal: the first and the last tensor, and the kernel."""
         shapes = [f"[{','.join(map(str, shape))}]" for _, shape, _ in self.tensors]
         kernel = f" kernel={self.attributes['kernel']}" if "kernel" in self.attributes else ""
         return f"{shapes[0]} to {shapes[-1]}{kernel}" if shapes else self.op

@@ -41,7 +41,7 @@ def split_bucket(name: str) -> tuple[str, int]:
 
 
 class DynamicDimension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Its bounds, where it stands, and how a query is brought to the shapes of a bucket.
+    """A dimension beside the batch: its bounds, where it stands, and how a query is brought to the shapes of a bucket.
 
     >>> seq = DynamicDimension("seq", low=1, high=64, extents=(64, 32, 8), axes={"ids": (1,), "tokens": (1,)})
     >>> [seq.extents[seq.bucket_of(extent)] for extent in (1, 8, 9, 33, 64)]

@@ -42,7 +42,7 @@ def _dimension(dim: int) -> str:
 
 
 def describe_dimension(dimension: DynamicDimension) -> str:
-    """Its bounds, and how queries are served within.
+    """The bounds of a dimension in words, and how queries within them are served.
 
     >>> describe_dimension(DynamicDimension("seq", 1, 64, (64, 32), {"ids": (1,)}))
     'seq 1 … 64 padded to 32, 64'

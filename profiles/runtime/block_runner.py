@@ -109,5 +109,7 @@ class BoundBlock:
     def run(self, layer: int, watch: Watch, sequence: int) -> int:
         """Run from `layer` on until `watch.sequence` differs from `sequence`; return the layer that is next."""
         bound = self._bound
-        arguments = (self.start, layer, self.stop, watch.sequence, sequence, watch.progress)
-        return int(bound._run(bound._address, self._address, *arguments))
+        begin, end = self.start, self.stop
+        return int(
+            bound._run(bound._address, self._address, begin, layer, end, watch.sequence, sequence, watch.progress)
+        )

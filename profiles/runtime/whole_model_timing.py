@@ -3,8 +3,8 @@
 The compiler times every version of a layer over and over, with all that it touches in the caches. In the model, the
 weights of a layer lie where the layers in between have left them, and a query comes after a pause. So the whole model
 takes longer than the sum of its layers. This module times it, and lengthens the times of each layer in proportion, by
-batch and core count. A second timing changes nothing but for noise. Little of that is left, because a disturbance of a
-second by another guest of the machine falls into only one of several turns.
+batch and core count. A second timing changes nothing except for noise. Little of that is left, because a disturbance of
+a second by another guest of the machine falls into only one of several turns.
 """
 
 from __future__ import annotations

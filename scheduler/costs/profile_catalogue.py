@@ -45,7 +45,7 @@ class ProfileCatalogue:
             yield ProfileCosts(profile, self.grid, self.cores, split_by_ops=self._split_by_ops)
 
     def prepare(self, model: str, by_batch: Sequence[ModelProfile]) -> Iterator[ProfileCosts]:
-        """As `tables`, for a model that will be learned; the first one decides the grid.
+        """The same as `tables`, for a model that will be learned; the first one decides the grid.
 
         Raises ConfigError or ProfileError, and changes nothing then.
         """

@@ -70,7 +70,7 @@ class Certificates:
         return True
 
     def days_left(self) -> dict[str, float]:
-        """Until the certificates in use expire, by the key of their file; below zero since then."""
+        """Days until the certificates in use expire, by the key of their file; below zero since then."""
         now_s = self._clock()
         return {key: valid.days_left(now_s) for key, valid in self._times.items()}
 

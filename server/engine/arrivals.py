@@ -79,7 +79,7 @@ class Arrivals:
         return None
 
     def decided(self, queries: int, elapsed_ns: int) -> None:
-        """So many were taken in that time, while others waited."""
+        """Learn that so many queries were decided in that time, while others waited."""
         self._decision_ns += (elapsed_ns / queries - self._decision_ns) * _SMOOTHING
 
     def too_long_ns(self, tenant: int) -> int:

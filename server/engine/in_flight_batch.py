@@ -53,7 +53,7 @@ class InFlightBatch:
 
     @property
     def description(self) -> str:
-        """Its queries, for a log."""
+        """The queries of the batch, for a log."""
         numbers = ", ".join([str(query.message.query) for query in self.queries])
         return f"{'query' if len(self.queries) == 1 else 'queries'} {numbers} of {self.tenant}"
 
@@ -63,7 +63,7 @@ class InFlightBatch:
 
     @property
     def execute_ns(self) -> int:
-        """In the blocks that have ended."""
+        """Execution time of the blocks that have ended."""
         return sum([block.elapsed_ns for block in self.blocks])
 
     @property
@@ -81,9 +81,18 @@ class InFlightBatch:
         tenant = bucket_number(first.tenant, first.bucket)
         self.order, self.ordered_ns = order, time.monotonic_ns()
         begin_ns = self.blocks[0].begin_ns if self.blocks else 0
-        before = self.callers, begin_ns, self.execute_ns
         self.worker.order(
-            Order(block.query, tenant, self.members, block.start, block.versions, order.core_set, *before)
+            Order(
+                query=block.query,
+                tenant=tenant,
+                members=self.members,
+                start=block.start,
+                versions=block.versions,
+                cores=order.core_set,
+                callers=self.callers,
+                begin_ns=begin_ns,
+                execute_ns=self.execute_ns,
+            )
         )
 
     def complete_block(self, end: BlockEnd) -> None:

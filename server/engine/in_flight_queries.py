@@ -73,8 +73,14 @@ class InFlightQueries:
         spec = self._tenants[message.tenant]
         self._queries[message.query] = PendingQuery(message, spec.name, taken_ns, lane)
         self.counters[spec.name].arrived += 1
-        own = message.arrival_ns, message.deadline_ns, message.batch, message.priority_level
-        return Query(message.query, bucket_name(spec.key, message.bucket), *own)
+        return Query(
+            message.query,
+            bucket_name(spec.key, message.bucket),
+            message.arrival_ns,
+            message.deadline_ns,
+            message.batch,
+            message.priority_level,
+        )
 
     def cancel(self, query_id: int) -> bool:
         """Returns whether the scheduler must know: not so if the query has ended or is cancelled already."""

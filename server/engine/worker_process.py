@@ -34,7 +34,7 @@ class WorkerSetup:
 
     @property
     def passed(self) -> list[int]:
-        """Descriptors that a worker gets, but for that of its cell."""
+        """Descriptors that a worker gets, except for that of its cell."""
         lanes = self.load.lanes
         of_lanes = () if lanes is None else (lanes.done, *lanes.wakes)
         return [self.bell, self.tensors, *of_lanes, *chain.from_iterable(self.load.artifacts.values())]
@@ -102,7 +102,7 @@ class WorkerProcess:
                 os.sched_setaffinity(self.pid, (self._main_core,))
 
     def kill(self) -> None:
-        """Its pidfd reports when the whole process is gone."""
+        """Kill the process; its pidfd reports when the whole process is gone."""
         self.process.kill()
 
     def close(self) -> int:

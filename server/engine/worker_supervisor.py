@@ -80,7 +80,7 @@ class WorkerSupervisor:
 
     @property
     def complete(self) -> bool:
-        """Whether there are as many of them as there shall be."""
+        """Whether there are as many of them as there should be."""
         return self.loaded >= self._target
 
     @property
@@ -122,7 +122,7 @@ class WorkerSupervisor:
                 self._poll.register(fd, select.EPOLLIN)
 
     def seconds_to_start(self, now_ns: int) -> float | None:
-        """Until a start is due, or a look at those that load; None when no worker is missing and none loads."""
+        """The time until a start is due, or a look at those that load; None when no worker is missing or loads."""
         due_ns = []
         if self._living < self._target:
             due_ns.append(self._next_start_ns)

@@ -6,5 +6,5 @@ into shared memory, sends the query and receives its end.
 
 Refusals, in this order: `http_body` (too large), `protocol/` (malformed, wrong shapes), `admission` (unknown model,
 deadline passed, shutting down, no free slot). The scheduler refuses after that (`veltair/scheduler/`, "rejected").
-`veltair.commands.serve` and `bench/` import this folder.
+`server/front_process.py` puts them together; `bench/` imports this folder too.
 """

@@ -89,7 +89,7 @@ class EngineClient:
 
     @property
     def tenants(self) -> Mapping[str, ServedTenant]:
-        """Of each tenant the version that is meant by default."""
+        """The version of each tenant that is meant by default."""
         return self.models.tenants
 
     async def load(self, served: ServedTenant) -> None:
@@ -249,8 +249,8 @@ class EngineClient:
     async def _start_engine(self) -> EngineConnection:
         while not self._forks.is_ready():
             await asyncio.sleep(FORK_SERVER_LOOK_S)
-        what = ConfigureEngine.of(self.config.server), self.models.resident()
-        engine = self._starting = EngineConnection(*what, self._threads, self._forks)
+        configure = ConfigureEngine.of(self.config.server)
+        engine = self._starting = EngineConnection(configure, self.models.resident(), self._threads, self._forks)
         engine.on_worker_died = lambda died: self._report(EventKind.WORKER_DIED, "", f"worker {died.pid} {died.how}")
         try:
             ready = await engine.ready

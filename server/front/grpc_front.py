@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
-from veltair.config import split_address
+from veltair.address import join_address, split_address
 from veltair.errors import ConfigError, QueryError, RefusedError, RequestError, UnsupportedError, quoted
 from veltair.grpc.server import Server, methods_by_path
 from veltair.grpc.server_call import Method
@@ -188,7 +188,7 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return pb.RepositoryModelUnloadResponse()
 
     def _control(self, request: Any, change: str) -> ModelControl:
-        """For a change that the request may ask for. Raises UnsupportedError."""
+        """What carries out a change that the request may ask for. Raises UnsupportedError."""
         what = f"{quoted(request.model_name)} is not {change}"
         control = self._service.require_control(what)
         check_control(request.parameters, request.repository_name, what)
@@ -279,7 +279,7 @@ class GrpcFront:
                 port = await server.listen(host, port, methods, unpack, service.metrics.count_ended)
         except OSError:
             raise ConfigError(f"server.grpc: cannot listen on {address}") from None
-        return cls(server, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", checks)
+        return cls(server, join_address(host, port), checks)
 
     def report_draining(self) -> None:
         """Report to health watchers that the server is shutting down."""

@@ -74,7 +74,7 @@ def model_configuration(name: str, manifest: Manifest, qos: QoSTarget) -> dict[s
 
 
 def _ranges_of_features(manifest: Manifest) -> dict[str, list[int | None]]:
-    """Of ids of several features the range that all of them have in common."""
+    """Ranges of ids by input: where several features share one, the range that all of them have in common."""
     ports, found = {port.name: port for port in manifest.inputs}, dict[str, list[int | None]]()
     for each in manifest.ragged:
         if each.features > 1:
@@ -116,7 +116,7 @@ def model_statistics(
 ) -> dict[str, Any]:
     """Counts since the daemon started, of all versions; durations in ns. Copying inputs and outputs is not timed.
 
-    Of requests, but for executions and the samples in them, which are the engine's. `memory`: of this version.
+    Of requests, except for executions and the samples in them, which are the engine's. `memory`: of this version.
     """
     executions = counts.executions.by_samples()
     answered = counts.duration.count

@@ -68,7 +68,7 @@ class PlanLearner:
         answer: InferenceResponse,
         encoded: HttpBody,
     ) -> None:
-        """Likewise for a request over HTTP to this path, whose answer was encoded."""
+        """The same for a request over HTTP to this path, whose answer was encoded."""
         request, json = received.request, received.json
         if json is None or any(isinstance(tensor.data, list | np.ndarray) for tensor in request.inputs):
             return

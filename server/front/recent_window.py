@@ -60,7 +60,7 @@ class RecentWindow:
         self._count += 1
 
     def add_batch(self, end_ns: NDArray[np.int64], latency_ns: NDArray[np.int64], outcome: NDArray[np.int8]) -> None:
-        """As `add` for one request after the other."""
+        """Do the same as `add` for one request after the other."""
         stop = self._count + len(end_ns)
         first = max(self._count, stop - CAPACITY)  # those before it would be overwritten
         at = np.arange(first, stop) % CAPACITY
@@ -71,7 +71,9 @@ class RecentWindow:
         self._count = stop
 
     def stats(self, start_ns: int, stop_ns: int) -> WindowStats:
-        """Of requests that ended in [start, stop). If the ring has overwritten part of the span, from its oldest."""
+        """Statistics of requests that ended in [start, stop). If the ring has overwritten part of the span, from its
+        oldest.
+        """
         filled = min(self._count, CAPACITY)
         end = self._end[:filled]
         chosen = (end >= start_ns) & (end < stop_ns)

@@ -69,7 +69,7 @@ class DurationHistogram:
         self._sum_ns += duration_ns
 
     def add_batch(self, durations_ns: NDArray[np.int64]) -> None:
-        """As `add` for each of them."""
+        """Do the same as `add` for each of them."""
         added = np.bincount(np.searchsorted(self._edges_ns, durations_ns), minlength=len(self._counts))
         self._counts = [count + more for count, more in zip(self._counts, added.tolist(), strict=True)]
         self._sum_ns += int(durations_ns.sum())
@@ -102,7 +102,7 @@ class StageTotals(NamedTuple):
     stage_ns: tuple[int, ...]
 
     def means_ms(self, since: StageTotals) -> list[float] | None:
-        """Of the requests that were answered in between; None without any."""
+        """Mean times of the requests that were answered in between; None without any."""
         answered = self.answered - since.answered
         if not answered:
             return None
@@ -252,7 +252,7 @@ class RequestCounts:
         )
 
     def slo_totals(self) -> tuple[int, int]:
-        """So far: requests that count for the target, and those of them that missed it."""
+        """Totals so far: requests that count for the target, and those of them that missed it."""
         misses = sum(self.slo_misses().values())
         return self.qos_met + misses, misses
 

@@ -19,7 +19,7 @@ QUANTILE_SPAN_NS = 60 * SECOND_NS
 
 
 def tenant_request_metrics(tenants: Mapping[str, RequestCounts]) -> Iterator[Metric]:
-    """Of each tenant's requests, with the time that they took."""
+    """Metrics of each tenant's requests, with the time that they took."""
     labels = ("tenant", "model")
     duration = HistogramMetricFamily(
         "veltair_request_duration_seconds", "Arrival to answer, of answered requests", labels=labels

@@ -47,7 +47,7 @@ class Members(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, queries: list[tuple[int, int]]) -> Members:
-        """From the slot and the samples of each query."""
+        """Members from the slot and the samples of each query."""
         if len(queries) == 1:
             slot, samples = queries[0]
             return cls(slot, samples, _MEMBER.pack(slot, samples))

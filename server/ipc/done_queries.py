@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from veltair.machine.native_library import array_address, native_library
 from veltair.server.ipc.lane_descriptors import LaneDescriptors
-from veltair.server.ipc.native_library import array_address, native_library
 
 _CALLER = Struct("<QqII")
 CALLER_BYTES = _CALLER.size
@@ -51,7 +51,7 @@ class Caller(NamedTuple):
 
 
 def pack_callers(callers: Iterable[Caller]) -> bytes:
-    """As a worker's cell holds them."""
+    """The callers as a worker's cell holds them."""
     return b"".join([_CALLER.pack(*caller) for caller in callers])
 
 
@@ -93,15 +93,26 @@ class DoneQueries:
         Returns:
             When they were told.
         """
-        where = self.address, self._lanes, self._places, array_address(self._wakes)
-        told_ns: int = self._functions.report_done(*where, callers, count, begin_ns, execute_ns, end_ns)
+        told_ns: int = self._functions.report_done(
+            self.address,
+            self._lanes,
+            self._places,
+            array_address(self._wakes),
+            callers,
+            count,
+            begin_ns,
+            execute_ns,
+            end_ns,
+        )
         return told_ns
 
     def take(self, lane: int) -> np.ndarray[Any, np.dtype[np.void]]:
         """The front's end, as the I/O threads do it: the queries that are done, oldest first, as records `DONE`."""
         records = np.empty(self._places, DONE)
-        where = self.address, self._lanes, self._places, lane
-        return records[: self._functions.take_done(*where, array_address(records), len(records))]
+        taken = self._functions.take_done(
+            self.address, self._lanes, self._places, lane, array_address(records), len(records)
+        )
+        return records[:taken]
 
 
 @cache

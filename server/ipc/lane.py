@@ -91,8 +91,19 @@ class Lane:
         refused = ended.outcome == "rejected"
         refusal, reason = (RefusalReason(ended.reason).number, b"") if refused else (0, _cut(ended.reason))
         offset = self._ends + (tail & self._records - 1) * _END.size
-        what = (ended.query, tenant, slot, _OUTCOME_CODES[ended.outcome], refusal, len(reason))
-        _END.pack_into(self._memory, offset, *what, ended.execute_ns, *ended.stamps, reason)
+        _END.pack_into(
+            self._memory,
+            offset,
+            ended.query,
+            tenant,
+            slot,
+            _OUTCOME_CODES[ended.outcome],
+            refusal,
+            len(reason),
+            ended.execute_ns,
+            *ended.stamps,
+            reason,
+        )
         self._words[_END_TAIL] = tail + 1
 
     # The front's side, as the I/O threads do it
@@ -103,9 +114,19 @@ class Lane:
         if isinstance(message, AbortQuery):
             _QUERY.pack_into(self._memory, offset, message.query, _ABORT, 0, 0, 0, 0, 0, 0, 0)
         else:
-            where = (message.query, _INFER, message.tenant, message.slot, message.batch)
-            when = message.arrival_ns, message.deadline_ns or 0
-            _QUERY.pack_into(self._memory, offset, *where, *when, message.priority_level, message.traced)
+            _QUERY.pack_into(
+                self._memory,
+                offset,
+                message.query,
+                _INFER,
+                message.tenant,
+                message.slot,
+                message.batch,
+                message.arrival_ns,
+                message.deadline_ns or 0,
+                message.priority_level,
+                message.traced,
+            )
         self._words[_QUERY_TAIL] = tail + 1
 
     def take_end(self) -> QueryEnded | None:
@@ -121,6 +142,6 @@ class Lane:
 
 
 def _cut(reason: str) -> bytes:
-    """As much of the reason as a record has room for, in whole characters."""
+    """The reason, as much of it as a record has room for, in whole characters."""
     encoded = reason.encode(errors="replace")
     return encoded if len(encoded) <= _REASON_BYTES else encoded[:_REASON_BYTES].decode(errors="ignore").encode()

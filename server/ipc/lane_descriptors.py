@@ -23,7 +23,8 @@ class LaneDescriptors(msgspec.Struct, frozen=True):
     gates: int = -1  # memory by which the engine refuses in advance (`ipc/admission_gates.py`)
 
     def as_passed(self, passed: Mapping[int, int]) -> LaneDescriptors:
-        """With the numbers that they have in the process which got them; -1 for those that it did not get.
+        """The descriptors with the numbers that they have in the process which got them; -1 for those that it did not
+        get.
 
         >>> own = LaneDescriptors(lanes=7, records=1024, bell=8, wakes=(9,), done=10, places=512)
         >>> own.as_passed({9: 3, 10: 4}).done

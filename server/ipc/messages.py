@@ -58,7 +58,7 @@ class TenantSpec(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Its name for the scheduler, to which each version is a tenant of its own."""
+        """The tenant's name for the scheduler, to which each version is a tenant of its own."""
         return self.name if self.copy == 1 else f"{self.name}#{self.copy}"
 
 
@@ -89,7 +89,7 @@ class ConfigureEngine(Message, frozen=True):
 
     @classmethod
     def of(cls, server: ServerConfig) -> ConfigureEngine:
-        """As the configuration has it, without tenants. Raises ConfigError."""
+        """The message that the configuration makes, without tenants. Raises ConfigError."""
         model = server.counter_model
         return cls(
             tenants=(),
@@ -121,7 +121,7 @@ class InferQuery(Message, frozen=True):
     batch: int
     arrival_ns: int
     deadline_ns: int | None  # set by the client; None: only the tenant's target applies
-    traced: bool = False  # its QueryEnded shall hold its blocks, and be a message where the query came by a lane too
+    traced: bool = False  # its QueryEnded holds its blocks, and is a message where the query came by a lane too
     priority_level: int = DEFAULT_PRIORITY_LEVEL
     bucket: int = 0  # of the extents that the model was compiled at, the largest first
     extent: int = 0  # of the dimension that queries choose, where the model has one
@@ -171,7 +171,7 @@ class EngineReady(Message, frozen=True):
 
 
 class WorkersLeft(Message, frozen=True):
-    """So many workers can take queries by now, after one has died or come: `WorkersLeft(workers=3)`."""
+    """How many workers can take queries now, after one has died or come: `WorkersLeft(workers=3)`."""
 
     workers: int
 

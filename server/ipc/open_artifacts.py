@@ -25,7 +25,8 @@ def as_passed(first: First, passed: Mapping[int, int]) -> First:
 
 
 class OpenArtifacts:
-    """By the number of the model; models with the same digest share one, which is closed with the last of them.
+    """Open artifacts by the number of the model; models with the same digest share one, which is closed with the last
+    of them.
 
     ::
 

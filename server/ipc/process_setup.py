@@ -33,13 +33,13 @@ def ignore_termination_signals() -> None:
 
 
 def let_others_first() -> None:
-    """Run this thread only where no other thread wants the core, but for a three-hundredth of it."""
+    """Run this thread only where no other thread wants the core, except for a three-hundredth of it."""
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def log_to_stderr(log_format: str | None = None) -> None:
-    """As "text" or "json"; None: as the front has said, which starts this process."""
+    """Log as "text" or "json"; None: as the front has said, which starts this process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     if (log_format or os.environ.get(LOG_FORMAT)) == "json":
         os.environ[LOG_FORMAT] = "json"
@@ -59,6 +59,7 @@ def set_nice(nice: int) -> None:
 
 
 def children_environment() -> dict[str, str]:
-    """For engine and workers, which compute nothing with numpy: its threads would only take memory and cores, and a
-    process that has some cannot be copied."""
+    """The environment of engine and workers, which compute nothing with numpy: its threads would only take memory and
+    cores, and a process that has some cannot be copied.
+    """
     return os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

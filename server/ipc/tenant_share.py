@@ -10,7 +10,7 @@ SECOND_NS = 1_000_000_000
 
 
 class TenantShare(msgspec.Struct, frozen=True):
-    """Of the slots, and of time.
+    """A tenant's share of the slots, and of time.
 
     >>> TenantShare(rate=100.0).burst
     64
@@ -52,7 +52,7 @@ class SharedSlots:
         return self._kept()
 
     def remove(self, tenant: int) -> list[int]:
-        """Likewise."""
+        """Forgets a tenant. Returns what is kept for each tenant now, by number."""
         self._shares.pop(tenant, None)
         return self._kept()
 

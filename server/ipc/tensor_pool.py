@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.errors import VeltairError
+from veltair.machine.native_library import array_address
 from veltair.profiles.artifact.manifest import ALIGNMENT, ITEM_BYTES, SLACK_BYTES, Manifest, shape_at
 from veltair.server.ipc.block_orders import bucket_number, tenant_of
-from veltair.server.ipc.native_library import array_address
 
 POOL_BYTES = 1 << 42  # sparse: what is never written costs nothing
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # nobody can cut it under a reader
@@ -80,7 +80,7 @@ def lay_out_region(manifest: Manifest, offset: int) -> TensorRegion:
 
 
 def region_bytes(manifest: Manifest, slots: int) -> int:
-    """Of a tenant's slots."""
+    """The size of the region of a tenant's slots."""
     return lay_out_region(manifest, 0).slot_bytes * slots
 
 
@@ -180,7 +180,7 @@ class TensorPool:
         return used
 
     def address(self, tenant: int) -> int:
-        """Of the first byte of its region, for native code; valid until it is removed."""
+        """The address of the first byte of its region, for native code; valid until it is removed."""
         return array_address(self._bytes[tenant])
 
     def inputs(self, tenant: int, slot: int, batch: int) -> list[NDArray[Any]]:

@@ -32,9 +32,9 @@ from functools import cache, lru_cache
 from struct import Struct, pack
 from typing import Any, NamedTuple
 
+from veltair.machine.native_library import native_library
 from veltair.server.ipc.block_orders import MEMBER_BYTES, VERSION_BYTES, BlockEnd, Order
 from veltair.server.ipc.done_queries import CALLER_BYTES
-from veltair.server.ipc.native_library import native_library
 from veltair.types import CoreSet
 
 MAX_CORES = 1024
@@ -106,9 +106,20 @@ class WorkerCell:
             self._write(order.cores, 0)
         page, members, versions = self._page, order.members, _pack_versions(order.versions)
         queries, layers, callers = len(members.packed) // MEMBER_BYTES, len(order.versions), order.callers
-        before = len(callers) // CALLER_BYTES, order.begin_ns, order.execute_ns
-        key = order.tenant, order.start, members.slot, members.samples
-        _ORDER.pack_into(page, _ORDER_AT, order.query, queries, layers, *before, *key)
+        _ORDER.pack_into(
+            page,
+            _ORDER_AT,
+            order.query,
+            queries,
+            layers,
+            len(callers) // CALLER_BYTES,
+            order.begin_ns,
+            order.execute_ns,
+            order.tenant,
+            order.start,
+            members.slot,
+            members.samples,
+        )
         rest = versions + members.packed + callers
         page[_VERSIONS_AT : _VERSIONS_AT + len(rest)] = rest
         page[_CORES_ORDERED] = _pack_cores(order.cores)

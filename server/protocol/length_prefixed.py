@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.errors import RequestError, TooLargeError
+from veltair.machine.native_library import array_address, native_library
 from veltair.profiles.artifact.strings import MOST_BYTES, Strings
-from veltair.server.ipc.native_library import array_address, native_library
 
 PREFIX_BYTES = 4
 

@@ -40,13 +40,13 @@ def check_counts(inputs: int, outputs: int, parameters: int) -> None:
 
 
 def check_parameters(where: str, count: int) -> None:
-    """Likewise for the parameters of one tensor."""
+    """Raises RequestError where one tensor has too many parameters."""
     if count > MAX_PARAMETERS:
         raise RequestError(f"{where}: {count} parameters; it may have {MAX_PARAMETERS}")
 
 
 def only_value(values: Sequence[str], name: str) -> str:
-    """Of a header that means something once: of two, another reader may take the other. Raises RequestError.
+    """The value of a header that may stand once: of two, another reader may take the other. Raises RequestError.
 
     >>> only_value(["a"], "veltair-tenant"), only_value([], "veltair-tenant")
     ('a', '')

@@ -54,7 +54,7 @@ class InputValidator:
 
     @classmethod
     def of(cls, model: str, manifest: Manifest) -> Self:
-        """Of a model's clients. `model` as below."""
+        """What checks the inputs of a model's clients. `model` as below."""
         return cls(
             model, manifest.client_inputs, manifest.max_batch, manifest.dimension, manifest.ragged, manifest.inputs
         )
@@ -166,8 +166,9 @@ def _expected_input(
         low, high = bounds if axis in chosen else open_to
         extents.append((low, high))
         texts.append(f"{low}…{high}" if axis in chosen or dim <= 0 else str(dim))
-    own = datatype, dtype, row_shape, row_bytes, bounded
-    return _ExpectedInput(port, port.name, *own, tuple(extents), ", ".join(texts))
+    return _ExpectedInput(
+        port, port.name, datatype, dtype, row_shape, row_bytes, bounded, extents=tuple(extents), shape=", ".join(texts)
+    )
 
 
 def _list_names(ports: Sequence[Port]) -> str:

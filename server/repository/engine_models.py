@@ -74,7 +74,7 @@ class EngineModels:
 
     @property
     def artifacts(self) -> dict[str, SealedFiles]:
-        """By digest."""
+        """The artifacts in use, by digest."""
         return {served.artifact.digest: served.artifact.files for served in self._served.values()}
 
     @property
@@ -134,11 +134,11 @@ class EngineModels:
         return self._served.get(number)
 
     def number_of(self, served: ServedTenant) -> int | None:
-        """None where the engine does not have it."""
+        """The model's number in the engine; None where the engine does not have it."""
         return self._numbers.get(served)
 
     def numbers_of(self, served: Iterable[ServedTenant]) -> set[int]:
-        """Of those that the engine has."""
+        """Numbers of those models that the engine has."""
         return {self._numbers[each] for each in served if each in self._numbers}
 
     def write_inputs(self, number: int, slot: int, inputs: Mapping[str, Tensor]) -> SlotContent:

@@ -9,7 +9,8 @@ from veltair.server.repository.served_tenant import ServedTenant
 
 
 class LiveModels:
-    """By tenant and version; versions are numbers, and the highest one is meant where a request names none.
+    """Models that are served, by tenant and version; versions are numbers, and the highest one is meant where a request
+    names none.
 
     ::
 
@@ -55,7 +56,7 @@ class LiveModels:
         return [each for name in {served.name, *names} for each in self._versions.get(name, {}).values()]
 
     def versions(self, name: str) -> Sequence[str]:
-        """Of a tenant, ascending."""
+        """The versions of a tenant, ascending."""
         return list(self._versions.get(name, ()))
 
     def all(self) -> list[ServedTenant]:

@@ -55,7 +55,7 @@ class MemoryRoom:
 
     @property
     def numbered(self) -> EngineModels | None:
-        """None while there is no engine."""
+        """The models as the engine knows them; None while there is no engine."""
         return None if self.engine is None else self.engine.numbered
 
     def used(self, served: ServedTenant, time_ns: int) -> None:
@@ -64,7 +64,7 @@ class MemoryRoom:
             self._budget.used(served, time_ns)
 
     def ended(self, number: int, time_ns: int) -> None:
-        """Likewise, by the model's number in the engine."""
+        """The same, by the model's number in the engine."""
         if (numbered := self.numbered) is not None and (served := numbered.served_as(number)) is not None:
             self.used(served, time_ns)
 

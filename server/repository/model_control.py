@@ -183,7 +183,7 @@ class ModelControl:
         return rows
 
     def _state_away(self, name: str, version: str) -> ModelState | None:
-        """Of a version that has left memory."""
+        """The state of a version that has left memory."""
         for served in self._live(name) if self.engine is not None else ():
             if served.version == version and not served.resident:
                 failure = self.residency.failure(served)

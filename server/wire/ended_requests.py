@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.server.ipc.native_library import array_address
+from veltair.machine.native_library import array_address
 from veltair.server.wire import native
 
 TAKEN_AT_ONCE = 1 << 16  # counts
@@ -17,7 +17,7 @@ TAKEN_AT_ONCE = 1 << 16  # counts
 def take_ended(
     library: Any, wire: int, threads: int, *, with_ids: bool
 ) -> Iterator[tuple[NDArray[np.void], NDArray[np.void] | None]]:
-    """Of each thread that has some: the queries (`native.ENDED`) that have ended since the last time, and their ids."""
+    """The queries (`native.ENDED`) that have ended since the last time, and their ids, of each thread that has some."""
     for thread in range(threads):
         ended = np.empty(TAKEN_AT_ONCE, native.ENDED)
         ids = np.empty(TAKEN_AT_ONCE, native.ENDED_ID) if with_ids else None
@@ -28,7 +28,7 @@ def take_ended(
 
 
 def shown_ids(ids: NDArray[np.void]) -> list[str]:
-    r"""As their clients gave them, cut at 127 bytes.
+    r"""The ids as their clients gave them, cut at 127 bytes.
 
     >>> shown_ids(np.array([(2, b"a7xx"), (0, b"")], native.ENDED_ID))
     ['a7', '']

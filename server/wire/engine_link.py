@@ -11,11 +11,11 @@ from contextlib import ExitStack
 import numpy as np
 
 from veltair.errors import FailureReason, OverloadedError, RefusalReason, VeltairError
+from veltair.machine.native_library import array_address
 from veltair.server.ipc.admission_gates import create_admission_gates, gates_bytes
 from veltair.server.ipc.done_queries import DoneQueries, create_done_queries
 from veltair.server.ipc.lane import create_lanes, lane_bytes, ring_records
 from veltair.server.ipc.lane_descriptors import LaneDescriptors
-from veltair.server.ipc.native_library import array_address
 from veltair.server.ipc.tenant_share import SharedSlots, TenantShare
 from veltair.server.ipc.tensor_pool import TensorPool
 from veltair.server.wire import native
@@ -104,7 +104,7 @@ class EngineLink:
             self._native.wire_use(self._threads.handle, None, why.encode(), reason.number)
 
     def leave(self, why: str) -> None:
-        """As `fail_all`, once the engine process is gone: gives its lanes and slots back."""
+        """Do the same as `fail_all` once the engine process is gone, and give its lanes and slots back."""
         self.fail_all(why)
         handle, self._handle = self._handle, None
         self._native.wire_unlink(handle)

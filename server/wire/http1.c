@@ -21,7 +21,7 @@ static int64_t patience_ns(const http1 *on) {
   }
 }
 
-/* Its patience begins anew. */
+/* Its patience begins again. */
 void http1_begin(http1 *on) {
   on->since_ns = now_ns();
   const int64_t patience = patience_ns(on);

@@ -19,7 +19,7 @@ from veltair.config import LimitsConfig
 from veltair.errors import ConfigError, RefusalReason, VeltairError
 from veltair.grpc.server import BACKLOG
 from veltair.grpc.server_call import ANSWER_HEAD, ANSWER_TRAILERS, Decompress, Method
-from veltair.server.ipc.native_library import array_address
+from veltair.machine.native_library import array_address
 from veltair.server.wire import native
 from veltair.server.wire.ended_requests import take_ended
 from veltair.server.wire.native import CallEvent, Settings
@@ -185,7 +185,7 @@ class IoThreads:
         return bool(self._native.wire_add_grpc_plan(self.handle, *head, ctypes.byref(by), ctypes.byref(values)))
 
     def add_http_plan(self, path: bytes, json: bytes, tenant: str, plan: Plan, caller: bytes = b"") -> bool:
-        """Likewise requests to this path whose bodies begin with this JSON, but for their ids (`id_bytes`)."""
+        """The same for HTTP requests to this path whose bodies begin with this JSON, except for ids (`id_bytes`)."""
         if not self.handle:
             return False
         values, by = plan.values(), _requester(tenant, caller)
@@ -223,7 +223,7 @@ class IoThreads:
         self.on_drained()
 
     def log_ended(self, logged: Callable[[NDArray[np.void], NDArray[np.void]], None]) -> None:
-        """From here on `logged` gets those queries too, and the ids of their requests (`native.ENDED_ID`)."""
+        """Have `logged` get those queries too from here on, and the ids of their requests (`native.ENDED_ID`)."""
         self._logged = logged
         self._native.wire_keep_ids(self.handle)
 

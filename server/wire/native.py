@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from veltair.server.ipc.native_library import native_library
+from veltair.machine.native_library import native_library
 from veltair.server.ipc.stages import ENDED_REQUEST
 
 _POINTER, _SIZE, _U64, _I32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32

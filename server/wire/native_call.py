@@ -18,7 +18,7 @@ _SIZES, _CODE = struct.Struct("=II"), struct.Struct("=I")
 
 
 class NativeCall(ServerCall):
-    """Its connection lives in C: what it sends leaves as commands.
+    """A call whose connection lives in C: what it sends leaves as commands.
 
     ::
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.errors import quoted
+from veltair.machine.native_library import array_address
 from veltair.profiles.artifact.input_layout import InputLayout, InputSlot
 from veltair.profiles.artifact.manifest import Manifest, Port
-from veltair.server.ipc.native_library import array_address
 from veltair.server.protocol.infer_request import InferRequest, NamedTensor, TensorLocation
 from veltair.server.protocol.validation import priority_level, timeout_ns
 from veltair.server.wire.native import ELEMENTS, INPUT, OUTPUT, PlanValues
@@ -91,7 +91,7 @@ def make_plan(
     views: SlotViews,
     files: Mapping[TensorLocation, FileRange],
 ) -> Plan | None:
-    """The plan of a valid request that was answered with this response; None for one that has to be decoded anew.
+    """The plan of a valid request that was answered with this response; None for one that has to be decoded again.
 
     Tensors come as raw bytes, numbers also in shared memory (`files`).
     """

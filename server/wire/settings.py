@@ -39,7 +39,7 @@ def status_of(error: type[QueryError]) -> Status:
 
 
 def outcome_statuses() -> Any:
-    """Of each of OUTCOMES, as `wire_start` gets them."""
+    """The HTTP status of each of OUTCOMES, as `wire_start` gets them."""
     return (Status * len(OUTCOMES))(*(status_of(_ERRORS.get(name, QueryError)) for name in OUTCOMES))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.server.ipc.native_library import array_address
+from veltair.machine.native_library import array_address
 from veltair.server.wire import native
 from veltair.server.wire.io_threads import IoThreads
 
@@ -33,7 +33,7 @@ class ThreadTraces:
         self._native.wire_trace(threads.handle, min(int(ratio * _CHANCES), _CHANCES - 1))
 
     def take(self) -> Iterator[NDArray[np.void]]:
-        """Of each thread that has some, those that have ended since the last time."""
+        """The traces that have ended since the last time, of each thread that has some."""
         lost = ctypes.c_uint64()
         for thread in range(self._threads.count if self._threads.handle else 0):
             ended = np.empty(MOST_TAKEN, native.ENDED_TRACE)

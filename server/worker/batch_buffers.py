@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veltair.machine.native_library import array_address, native_library
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.profiles.runtime.executor import aligned_zeros
 from veltair.server.ipc.block_orders import unpack_members
-from veltair.server.ipc.native_library import array_address, native_library
 from veltair.server.ipc.tensor_pool import TensorField, TensorPool
 
 FIELD = np.dtype([("slots", np.uint64), ("batch", np.uint64), ("row_bytes", np.int64)])
@@ -43,7 +43,7 @@ class BatchBuffers:
         self._functions = _functions()
 
     def inputs(self, samples: int) -> list[NDArray[Any]]:
-        """In the order of `Manifest.input_tensors`, each cut to this many samples."""
+        """Inputs in the order of `Manifest.input_tensors`, each cut to this many samples."""
         return _cut(self._inputs, self._pool.regions[self._tenant].inputs, samples)
 
     def outputs(self, samples: int) -> list[NDArray[Any]]:

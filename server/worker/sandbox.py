@@ -1,4 +1,4 @@
-"""The sandbox of a worker: what it can do no more once it may run the code of artifacts.
+"""The sandbox of a worker: what it cannot do any more once it may run the code of artifacts.
 
     python -m veltair.server.worker.sandbox
 

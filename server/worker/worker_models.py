@@ -60,7 +60,7 @@ class WorkerModels:
         self._artifacts = OpenArtifacts()
 
     def executor(self, number: int) -> Executor:
-        """Of a `bucket_number`."""
+        """The executor of a `bucket_number`."""
         return self._models[tenant_of(number)].executors[number >> TENANT_BITS]
 
     def load(self, spec: TenantSpec, descriptors: Sequence[int], paced: PacedLoad | None = None) -> None:

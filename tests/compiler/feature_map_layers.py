@@ -18,10 +18,10 @@ from veltair.machine.isa import cpu_features
 FP32, BF16 = ("float32", 16, 1e-5), ("uint16", 32, 1.5e-2)
 
 
-needs_amx = pytest.mark.skipif("amx_bf16" not in cpu_features(), reason="this CPU has no AMX bfloat16 tiles")
+needs_bf16 = pytest.mark.skipif(not cpu_features() & {"amx_bf16", "avx512_bf16"}, reason="this CPU has no bfloat16")
 
 
-PRECISIONS = [pytest.param(FP32, id="fp32"), pytest.param(BF16, id="bf16", marks=needs_amx)]
+PRECISIONS = [pytest.param(FP32, id="fp32"), pytest.param(BF16, id="bf16", marks=needs_bf16)]
 
 
 Size = tuple[int, int]

@@ -42,7 +42,7 @@ def saved(
     outputs: tuple[str, ...],
     constants: dict[str, NDArray[Any]],
 ) -> Path:
-    """A model of these nodes; inputs are float32 but for `lengths`."""
+    """A model of these nodes; inputs are float32 except for `lengths`."""
     ports = [
         helper.make_tensor_value_info(n, TensorProto.INT32 if n == "lengths" else TensorProto.FLOAT, shape)
         for n, shape in inputs.items()

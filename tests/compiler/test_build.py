@@ -17,7 +17,7 @@ from veltair.compiler.graph.layer_spec import Kernel
 from veltair.compiler.kernels.conv.conv2d import Conv2d
 from veltair.compiler.shared_library import ObjectFile
 from veltair.compiler.timing import latency_tables
-from veltair.compiler.tuning import code_versions
+from veltair.compiler.tuning import checked_versions
 from veltair.errors import ArtifactError, VeltairError
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import MANIFEST, Artifact, file_digest, load_artifact
@@ -92,7 +92,7 @@ def test_records_make_the_next_compile_search_nothing(
     image: tuple[Path, Path, Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, model, _ = image
-    monkeypatch.setattr("veltair.compiler.tuning.search._measure", lambda *_: pytest.fail("it searches"))
+    monkeypatch.setattr("veltair.compiler.tuning.search._CandidateTimer.measure", lambda *_: pytest.fail("it searches"))
     again = compile_model(
         model, tmp_path / "out", trials=6, precision="fp32", name="again", qos_ns=7, store=records(folder)
     )
@@ -125,12 +125,12 @@ def test_a_layer_without_a_right_version_fails_and_writes_nothing(
     image: tuple[Path, Path, Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, model, _ = image
-    real = code_versions.ObjectFile
+    real = checked_versions.ObjectFile
 
     def broken(function: Any, symbol: str, path: Path) -> ObjectFile:
         return real("no function" if symbol.startswith("matmul") else function, symbol, path)
 
-    monkeypatch.setattr(code_versions, "ObjectFile", broken)
+    monkeypatch.setattr(checked_versions, "ObjectFile", broken)
     with pytest.raises(VeltairError, match=r"layer dense .*no version is right"):
         compile_model(model, tmp_path / "out", trials=6, precision="fp32", store=records(folder))
     assert list(tmp_path.iterdir()) == []

@@ -82,9 +82,9 @@ class Wavering:
 @pytest.mark.parametrize(("times", "asked"), [(0, 1), (3, 4), (100, verify.DRAWS)])
 def test_inputs_are_drawn_until_outputs_can_be_compared(choice: tuple[Path, Artifact], times: int, asked: int) -> None:
     reference: Any = Wavering(times)
-    *_, spreads = verify._draw_settled(reference, choice[1].manifest, None, 1, np.random.default_rng(0))
+    sample = verify.draw_settled(reference, choice[1].manifest, None, 1, np.random.default_rng(0))
     assert reference.asked == asked
-    assert spreads[1] == (0.9 if times == 100 else 1e-6)
+    assert sample.spreads[1] == (0.9 if times == 100 else 1e-6)
 
 
 def test_an_output_may_be_off_by_its_spread() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import tritonclient.grpc as triton_grpc
 from running_daemon import Daemon, X, configuration, running, tensor, until
-from traffic import nothing_left, processes, status, traffic
+from traffic import nothing_left, processes, traffic
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +49,6 @@ def test_a_wall_clock_that_jumps_changes_nothing(
                     asking.served(50)
                     client.infer("mlp", [tensor(triton_grpc, "x", X, "FP32")], timeout=50_000_000)  # in time, by far
                     until("it to be shown", lambda s=step_s: abs(shown_s(daemon) - time.time() - s) < 2)
-                    assert status(daemon) == 200
+                    assert daemon.status() == 200
             assert set(asking.outcomes) == {"right"}, asking.outcomes
         assert processes(daemon) == before

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from running_daemon import Daemon, configuration, running, until
-from traffic import nothing_left, processes, status, traffic, whole
+from traffic import nothing_left, processes, traffic, whole
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +44,6 @@ def test_a_fork_server_that_is_gone_or_stopped(
                 until("another", lambda b=before: set(processes(daemon)[victim]) - set(b[victim]))
                 until("all workers", lambda b=before: whole(daemon, b))
                 asking.served(50)
-            assert status(daemon) == 200
+            assert daemon.status() == 200
             assert not asking.outcomes.keys() & {"wrong", "lost"}, asking.outcomes
             until("both fork servers", lambda: len(processes(daemon)["fork server"]) == 2)

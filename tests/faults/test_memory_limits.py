@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from running_daemon import Daemon, configuration, running, until
 from running_engine import WAIT_S
-from traffic import nothing_left, processes, status, traffic, whole
+from traffic import nothing_left, processes, traffic, whole
 from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.slow
@@ -112,4 +112,4 @@ def test_a_front_without_memory(rounds: Rounds, artifacts: Path, tmp_path: Path)
                 assert messages == {"StatusCode.RESOURCE_EXHAUSTED"}
                 assert large(daemon) == 400 and large_message(daemon) == "StatusCode.INVALID_ARGUMENT"
             assert not asking.outcomes.keys() & {"wrong", "lost"}, asking.outcomes
-            assert status(daemon) == 200
+            assert daemon.status() == 200

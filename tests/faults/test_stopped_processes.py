@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from running_daemon import configuration, running, until
 from running_engine import WAIT_S, living
-from traffic import nothing_left, processes, status, traffic, whole
+from traffic import nothing_left, processes, traffic, whole
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def test_stopped_workers_are_replaced(
                 until("all workers", lambda b=before: whole(daemon, b))
                 recovered(time.monotonic() - begin)
                 asking.served(100)
-            assert status(daemon) == 200
+            assert daemon.status() == 200
             assert not asking.outcomes.keys() & {"wrong", "lost"}, asking.outcomes
 
 
@@ -56,13 +56,13 @@ def test_a_stopped_engine_is_replaced(
                 asking.served(50)
                 engine.suspend()
                 begin = time.monotonic()
-                until("not ready", lambda: status(daemon) == 503)
-                assert status(daemon, "/v2/health/live") == 200
+                until("not ready", lambda: daemon.status() == 503)
+                assert daemon.status("/v2/health/live") == 200
                 until("another engine", lambda e=engine: processes(daemon)["engine"] not in ([], [e]))
                 asking.served(100)
                 until("all workers", lambda b=before: whole(daemon, b))
                 recovered(time.monotonic() - begin)
-            assert status(daemon) == 200
+            assert daemon.status() == 200
             assert not asking.outcomes.keys() & {"wrong", "lost"}, asking.outcomes
 
 
@@ -80,7 +80,7 @@ def test_an_engine_that_stops_while_it_starts_is_replaced(rounds: Rounds, artifa
                 until("it to be noticed", lambda s=stopped: not living(s.pid))
                 until("all workers", lambda b=before: whole(daemon, b))
                 asking.served(50)
-            assert status(daemon) == 200
+            assert daemon.status() == 200
             assert not asking.outcomes.keys() & {"wrong", "lost"}, asking.outcomes
 
 

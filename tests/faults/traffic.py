@@ -6,8 +6,6 @@ import random
 import socket
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -154,15 +152,6 @@ def seconds_until(what: str, condition: Callable[[], bool]) -> float:
     begin = time.monotonic()
     until(what, condition)
     return time.monotonic() - begin
-
-
-def status(daemon: Daemon, path: str = "/v2/health/ready") -> int:
-    try:
-        with urllib.request.urlopen(f"http://{daemon.http}{path}", timeout=WAIT_S) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code
 
 
 def every_process(daemon: Daemon) -> list[psutil.Process]:

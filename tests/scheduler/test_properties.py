@@ -192,7 +192,7 @@ def test_clockwork_starts_what_can_be_in_time(story):
 @settings(max_examples=6 * EXAMPLES)
 @given(story=stories())
 def test_what_waits_under_veltair_is_not_overdue(story):
-    """The bound on starvation: a query starts by its latest start or is refused then, but for those that cannot hold
+    """The bound on starvation: a query starts by its latest start or is refused then, except for those that cannot hold
     their target even alone, and for one in nobody's way."""
     late, busy = set(), False
     for scheduler, _, event, _ in story.tell("veltair"):

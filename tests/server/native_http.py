@@ -36,7 +36,7 @@ class Client:
         self.writer.write(data)
 
     async def answer(self, *, to_head: bool = False) -> bytes:
-        """The next response with Content-Length or without a body, but for its date and times."""
+        """The next response with Content-Length or without a body, except for its date and times."""
         head = await self.reader.readuntil(b"\r\n\r\n")
         size = re.search(rb"\r\ncontent-length: (\d+)\r\n", head)
         body = await self.reader.readexactly(int(size[1])) if size and not to_head else b""

@@ -42,6 +42,15 @@ class Daemon:
                     return float(value)
         raise AssertionError(f"no {name} with {labels}")
 
+    def status(self, path: str = "/v2/health/ready") -> int:
+        """The status of a GET."""
+        try:
+            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=WAIT_S) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
 
 def serve(folder: Path, text: str, log: Any = subprocess.PIPE) -> subprocess.Popen[str]:
     path = folder / "serve.toml"

@@ -86,7 +86,7 @@ def test_all_but_the_tenants_has_defaults(tmp_path: Path) -> None:
         (TENANT + "color = 'red'\n", r"tenants[0] (tenant 'a'): object contains unknown field `color`"),
         ("[[tenants]]\nname = 'a b'\nartifact = 'x'\n", r"tenants[0].name (tenant 'a b'): expected `str` matching"),
         ("[[tenants]]\nname = 'a'\n", "tenants[0] (tenant 'a'): object missing required field `artifact`"),
-        (TENANT + TENANT, "tenants: the name 'a' stands twice"),
+        (TENANT + TENANT, "tenants: the name 'a' appears twice"),
         ("[server\n", "line 1"),
     ],
 )
@@ -106,20 +106,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b"# caf\xe9\n")
     with pytest.raises(ConfigError, match="not UTF-8 at byte 5"):
         config.read_config(tmp_path / "latin.toml")
-
-
-@pytest.mark.parametrize(
-    ("address", "parts"),
-    [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:0", ("::1", 0)), ("some-host.lan:65535", ("some-host.lan", 65535))],
-)
-def test_addresses(address: str, parts: tuple[str, int]) -> None:
-    assert config.split_address(address) == parts
-
-
-@pytest.mark.parametrize("address", ["", ":80", "a:", "a:b", "::1:80", "a b:1", "a:-1", "a:65536", "a:80 "])
-def test_what_is_no_address(address: str) -> None:
-    with pytest.raises(ConfigError, match="expected host:port"):
-        config.split_address(address)
 
 
 def test_a_counter_model_is_read_beside_the_file(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class Daemon:
 
     @property
     def address(self) -> str:
-        """Of gRPC, with its scheme."""
+        """The address of gRPC, with its scheme."""
         return f"grpc{'' if self.config.server.tls is None else 's'}://{self.grpc}"
 
     @property

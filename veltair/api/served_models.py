@@ -38,7 +38,7 @@ class ServedModel:
 
 
 def served_model(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> ServedModel:
-    """From the protocol's metadata and configuration of a model, as JSON."""
+    """Read a model from the protocol's metadata and configuration of it, as JSON."""
 
     def ports(side: str) -> tuple[ModelPort, ...]:
         listed = metadata.get(side, ())

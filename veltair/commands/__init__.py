@@ -1,8 +1,8 @@
 """The commands of `veltair`: each module parses its arguments, calls what does the work, and shows the result.
 
 `veltair.cli` lists them. A command module has `add_arguments(parser)` and `run(args) -> exit code`. It may import every
-other folder; no other folder imports it. `engine_process` and `alternate_runs` are no commands: they are the processes
-that `bench` times in turn.
+other folder; no other folder imports it. `shell/` has the commands that describe all commands, `kept/` the one about
+the cache of compiles, and `timing/` what `bench` and `profile` time models with.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from veltair.errors import ConfigError
 
 
 def refuse_to_overwrite(path: Path | None, *, force: bool) -> None:
-    """Before any work is done for it. Raises ConfigError for a file that is there, or a folder that is not empty."""
+    """Check where a command writes, before any work. Raises ConfigError for a file, or a folder that is not empty."""
     if path is None or force or not path.exists():
         return
     if not path.is_dir() or any(path.iterdir()):

@@ -29,7 +29,7 @@ from veltair.profiles.cache.cache_folder import CacheFolder, cache_path
 from veltair.terminal import ProgressLines, result_console
 
 if TYPE_CHECKING:
-    from veltair.compiler.tuning.kernel_cache import CacheCounts
+    from veltair.compiler.tuning.kernel_cache import CacheCounts, KernelCache
 
 LEVELS: Mapping[str, LevelSource] = {"measured": "measured", "model": "modelled"}
 INT8_PRODUCTS = frozenset({"matmul_int8", "conv2d_int8", "depthwise_int8"})
@@ -136,65 +136,15 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0, 130 after Ctrl-C, or 143 after SIGTERM. UserError is raised to the caller."""
-    for option, value, least in (("--trials", args.trials, 0), ("--max-batch", args.max_batch, 1)):
-        if value is not None and value < least:
-            raise ConfigError(f"{option}: expected {least} or more, found {value}")
-    if args.calibrate is not None and args.precision != "int8":
-        raise ConfigError(f"--calibrate: is for --precision int8, not {args.precision}")
-    if args.qos_ms is not None and not 0 < args.qos_ms < 1e9:
-        raise ConfigError(f"--qos-ms: expected a positive number of milliseconds, found {args.qos_ms}")
-    refuse_to_overwrite(args.out, force=args.force)
-    from veltair.compiler.build import compile_model  # loads TVM's compiler: half a second
-    from veltair.compiler.dimension_plan import checked_dimension, parse_bounds
-    from veltair.compiler.onnx.bags.bag_inputs import checked_bag_room, parse_bag_room
-    from veltair.compiler.onnx.folding.sized_outputs import checked_room
-    from veltair.compiler.onnx.saved_model import as_onnx
-    from veltair.compiler.tuning.kernel_cache import KernelCache
-
-    bag_room = checked_bag_room(dict(parse_bag_room(text) for text in args.bag_room), "--bag-room")
-    room = checked_room(args.output_room, "--output-room")
-    dimension = checked_dimension([parse_bounds(text) for text in args.dim], "--dim")
+    _check(args)
+    from veltair.compiler.tuning.kernel_cache import KernelCache  # loads TVM's compiler: half a second
 
     folder = None if args.no_cache else CacheFolder(cache_path())
     cache = KernelCache(folder, fresh_timings=args.fresh_timings or args.fresh)
-    console = Console(stderr=True)
-    whole = Column(no_wrap=True)  # a narrow terminal wraps the words, never the numbers
-    columns = (
-        TextColumn("{task.description}", table_column=Column()),
-        BarColumn(20, table_column=whole),
-        MofNCompleteColumn(table_column=whole),
-        TimeElapsedColumn(whole),
-        TimeRemainingColumn(table_column=whole),
-    )
     begin = time.monotonic()
     signal.signal(signal.SIGTERM, _end)
     try:
-        # Layers differ: the time left is estimated from the last two minutes.
-        bar = Progress(*columns, console=console, disable=args.json, speed_estimate_period=120)
-        shown = bar if args.json or console.is_terminal else ReportedProgress(ProgressLines())
-        with as_onnx(args.model, args.tensorflow_python) as onnx, shown as progress:
-            artifact = compile_model(
-                onnx,
-                args.out,
-                name=args.name,
-                qos_ns=None if args.qos_ms is None else max(1, round(args.qos_ms * 1e6)),
-                trials=args.trials,
-                precision=args.precision,
-                samples=args.calibrate,
-                isa=args.isa,
-                fresh=args.fresh,
-                max_batch=args.max_batch,
-                features=args.features,
-                tables=args.tables,
-                levels=LEVELS[args.levels],
-                fallback=not args.no_fallback,
-                output_room=room,
-                bag_room=bag_room,
-                dimension=dimension,
-                cache=cache,
-                progress=progress,
-                dump=args.dump,
-            )
+        artifact = _compile(args, cache)
     except KeyboardInterrupt:
         print("interrupted: only the measurements were written; the next run continues from them", file=sys.stderr)
         return INTERRUPTED
@@ -206,12 +156,75 @@ def run(args: argparse.Namespace) -> int:
         return 0
     console = result_console()
     console.print(f"{args.out}, compiled in {facts['seconds']} s\n{artifact.summary()}", markup=False, soft_wrap=True)
-    for sentence in decisions(args, artifact):
-        console.print(sentence, markup=False, soft_wrap=True)
-    if sentence := reused(cache.counts):
+    for sentence in filter(None, (*decisions(args, artifact), reused(cache.counts))):
         console.print(sentence, markup=False, soft_wrap=True)
     console.print(f"\nserve it: veltair serve {shlex.quote(str(args.out))}", markup=False, soft_wrap=True)
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raises ConfigError for what is wrong in the options by themselves, before TVM's compiler is loaded."""
+    for option, value, least in (("--trials", args.trials, 0), ("--max-batch", args.max_batch, 1)):
+        if value is not None and value < least:
+            raise ConfigError(f"{option}: expected {least} or more, found {value}")
+    if args.calibrate is not None and args.precision != "int8":
+        raise ConfigError(f"--calibrate: is for --precision int8, not {args.precision}")
+    if args.qos_ms is not None and not 0 < args.qos_ms < 1e9:
+        raise ConfigError(f"--qos-ms: expected a positive number of milliseconds, found {args.qos_ms}")
+    refuse_to_overwrite(args.out, force=args.force)
+
+
+def _compile(args: argparse.Namespace, cache: KernelCache) -> Artifact:
+    from veltair.compiler.build import compile_model
+    from veltair.compiler.dimension_plan import checked_dimension, parse_bounds
+    from veltair.compiler.onnx.bags.bag_inputs import checked_bag_room, parse_bag_room
+    from veltair.compiler.onnx.folding.sized_outputs import checked_room
+    from veltair.compiler.onnx.saved_model import as_onnx
+
+    bag_room = checked_bag_room(dict(parse_bag_room(text) for text in args.bag_room), "--bag-room")
+    room = checked_room(args.output_room, "--output-room")
+    dimension = checked_dimension([parse_bounds(text) for text in args.dim], "--dim")
+    with as_onnx(args.model, args.tensorflow_python) as onnx, _progress(as_json=args.json) as progress:
+        return compile_model(
+            onnx,
+            args.out,
+            name=args.name,
+            qos_ns=None if args.qos_ms is None else max(1, round(args.qos_ms * 1e6)),
+            trials=args.trials,
+            precision=args.precision,
+            samples=args.calibrate,
+            isa=args.isa,
+            fresh=args.fresh,
+            max_batch=args.max_batch,
+            features=args.features,
+            tables=args.tables,
+            levels=LEVELS[args.levels],
+            fallback=not args.no_fallback,
+            output_room=room,
+            bag_room=bag_room,
+            dimension=dimension,
+            cache=cache,
+            progress=progress,
+            dump=args.dump,
+        )
+
+
+def _progress(*, as_json: bool) -> Progress:
+    """A bar on a terminal, lines elsewhere, and nothing beside JSON."""
+    console = Console(stderr=True)
+    if not (as_json or console.is_terminal):
+        return ReportedProgress(ProgressLines())
+    whole = Column(no_wrap=True)  # a narrow terminal wraps the words, never the numbers
+    return Progress(
+        TextColumn("{task.description}", table_column=Column()),
+        BarColumn(20, table_column=whole),
+        MofNCompleteColumn(table_column=whole),
+        TimeElapsedColumn(whole),
+        TimeRemainingColumn(table_column=whole),
+        console=console,
+        disable=as_json,
+        speed_estimate_period=120,  # layers differ: the time left is estimated from the last two minutes
+    )
 
 
 def decisions(args: argparse.Namespace, artifact: Artifact) -> Iterator[str]:
@@ -222,14 +235,13 @@ def decisions(args: argparse.Namespace, artifact: Artifact) -> Iterator[str]:
             f"Its scales are of {manifest.calibrated} samples; `veltair verify DIR {shlex.quote(str(args.model))} "
             "--data DATA.npz` states its accuracy on others."
         )
-    if args.precision == "auto":
-        if manifest.precision == "bf16":
-            yield (
-                "It computes in bfloat16, with 8 significant bits, since this CPU is fast at it; `veltair verify` "
-                "states the error, and --precision fp32 avoids it."
-            )
-        else:
-            yield "It computes in float32: bfloat16 is not faster on this CPU."
+    if args.precision == "auto" and manifest.precision == "bf16":
+        yield (
+            "It computes in bfloat16, with 8 significant bits, since this CPU is fast at it; `veltair verify` "
+            "states the error, and --precision fp32 avoids it."
+        )
+    elif args.precision == "auto":
+        yield "It computes in float32: bfloat16 is not faster on this CPU."
     if integer := _int8_layers(manifest):
         yield f"{integer} of {len(manifest.layers)} layers multiply 8-bit integers; `veltair inspect` names them."
     if (dimension := manifest.dimension) is not None:
@@ -262,7 +274,7 @@ def reused(counts: CacheCounts) -> str:
 
 
 def _end(number: int, frame: object) -> None:
-    """As after Ctrl-C, nothing half-written stays."""
+    """End by an exception, so that nothing half-written stays, as after Ctrl-C."""
     raise SystemExit(128 + number)
 
 

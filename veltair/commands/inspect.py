@@ -121,9 +121,25 @@ def _print(found: Artifact) -> None:
         listed = ", ".join(f"{extent} {ns / 1e6:.2f}" for extent, ns in _alone_ns(manifest))
         text = f"{describe_dimension(manifest.dimension)}; alone, ms: {listed}; the layers are those at the first"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-    cores = len(manifest.layers[0].versions[0].latency_ns[0][0]) if manifest.layers else 0
     for line in found.summary().splitlines()[2:]:
         console.print(line, markup=False, soft_wrap=True)
+    _version_table(manifest).print(console)
+    for layer in manifest.layers:
+        if layer.note:
+            console.print(f"{layer.name}: {layer.note}", highlight=False, soft_wrap=True, markup=False)
+    console.print(
+        " ".join(f"{k}={v}" for k, v in manifest.environment.items()), style="dim", highlight=False, soft_wrap=True
+    )
+    server = ServerConfig()
+    console.print(
+        f"\nOnce it is served (veltair serve {shlex.quote(str(found.path))}):\n", markup=False, soft_wrap=True
+    )
+    console.print(snippets(manifest.model, manifest, server.http, server.grpc), markup=False, soft_wrap=True)
+
+
+def _version_table(manifest: Manifest) -> ResultTable:
+    """A row for each code version, with its times alone on some counts of cores."""
+    cores = len(manifest.layers[0].versions[0].latency_ns[0][0]) if manifest.layers else 0
     times = [Column(f"{c} core{'s' * (c > 1)}\nus", rank=0 if c == cores else 3) for c in _shown(cores)]
     table = ResultTable(
         (
@@ -145,18 +161,7 @@ def _print(found: Artifact) -> None:
             flops = f"{layer.flops[0] / 1e6:.1f}" if number == 0 else ""
             sizes = (f"{version.block_size / 1024:.0f}", str(version.parallelism))
             table.add(*head, str(number), *sizes, *shown, flops, version.origin)
-    table.print(console)
-    for layer in manifest.layers:
-        if layer.note:
-            console.print(f"{layer.name}: {layer.note}", highlight=False, soft_wrap=True, markup=False)
-    console.print(
-        " ".join(f"{k}={v}" for k, v in manifest.environment.items()), style="dim", highlight=False, soft_wrap=True
-    )
-    server = ServerConfig()
-    console.print(
-        f"\nOnce it is served (veltair serve {shlex.quote(str(found.path))}):\n", markup=False, soft_wrap=True
-    )
-    console.print(snippets(manifest.model, manifest, server.http, server.grpc), markup=False, soft_wrap=True)
+    return table
 
 
 def _counts(answer: ExpectedAnswer) -> dict[str, int]:

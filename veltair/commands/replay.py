@@ -80,7 +80,7 @@ def rebuild_scheduler(header: LogHeader, folders: Mapping[str, Path]) -> Schedul
 
 
 def _profiles_of(event: TenantAdded, folders: Mapping[str, Path]) -> Sequence[ModelProfile]:
-    """Of a model that was loaded while the daemon recorded the log."""
+    """Profiles of a model that was loaded while the daemon recorded the log."""
     return _load_profiles(event.tenant.model, event.artifact, folders)
 
 

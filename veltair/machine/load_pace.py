@@ -104,7 +104,7 @@ class PacedLoad:
 
 
 class WorkerTimes:
-    """Core time that the workers have used, but for this process; a call returns the sum so far, in ns.
+    """Core time that the workers have used, except for this process; a call returns the sum so far, in ns.
 
     A system that does not list a process's children has no workers here, and nothing is paced. ::
 

@@ -27,8 +27,9 @@ class Standstill:
         self._since_ns = 0
 
     def lasted_ns(self, now_ns: int) -> int:
-        """Since which look no thread of it has been seen at work, nor has used a core; 0 at the first look, and where
-        the process has ended."""
+        """The time since the look from which on no thread of it has been seen at work, nor has used a core; 0 at the
+        first look, and where the process has ended.
+        """
         at_work, cpu_ticks = self._look()
         if at_work or cpu_ticks != self._cpu_ticks:
             self._cpu_ticks, self._since_ns = cpu_ticks, now_ns

@@ -68,7 +68,7 @@ def group_by_l3(usable: Iterable[int], l3_lists: Mapping[int, str]) -> tuple[Cor
 
 
 def pick_cores(domains: tuple[CoreSet, ...], quota: float | None, siblings: Mapping[int, str]) -> tuple[CoreSet, ...]:
-    """As many cores as the quota pays for (floor, at least 1): first one thread of each physical core, domain
+    """Pick as many cores as the quota pays for (floor, at least 1): first one thread of each physical core, domain
     by domain, then second threads.
 
     >>> pick_cores(((0, 1), (2, 3)), 3.5, {})

@@ -101,7 +101,7 @@ def _groups(texts: list[str]) -> dict[str, list[str]]:
         if not equals or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
             raise ConfigError(f"--group: expected NAME=TENANT,TENANT with letters, digits, - and _, got {text!r:.80}")
         if name in groups:
-            raise ConfigError(f"--group: {name} stands twice")
+            raise ConfigError(f"--group: {name} appears twice")
         groups[name] = [tenant for tenant in tenants.split(",") if tenant]
     return groups
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 @dataclass(frozen=True, slots=True)
 class DaemonCounts:
-    """Since the daemon started.
+    """Counts since the daemon started.
 
     >>> DaemonCounts({"mlp": 10}, {"mlp": 1}, {"mlp": 0.95}, core_s=2.5, resident=None).misses["mlp"]
     1

@@ -71,5 +71,5 @@ class Directory:
 
 
 def _answers(tasks: Iterable[asyncio.Future[Any]]) -> list[dict[str, Any]]:
-    """Of those that did not fail: a machine that has ended is no machine."""
+    """The answers of those that did not fail: a machine that has ended is no machine."""
     return [task.result() for task in tasks if not task.cancelled() and task.exception() is None]

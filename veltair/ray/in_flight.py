@@ -59,8 +59,8 @@ class InFlight:
         self._late[tenant] += not served or took_ns > self._needs[tenant].target_ns
 
     def report(self, now_ns: int) -> dict[str, Any]:
-        """As `DeadlineChoice` reads it. While nothing is in flight or owed it stays the same, with its time: Ray sends
-        what has changed to every router. `now_ns`: since the epoch, for routers on other machines.
+        """The report that `DeadlineChoice` reads. While nothing is in flight or owed it stays the same, with its time:
+        Ray sends what has changed to every router. `now_ns`: since the epoch, for routers on other machines.
         """
         tenants = {}
         for name, each in self._needs.items():

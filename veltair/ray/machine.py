@@ -13,8 +13,8 @@ import ray
 from starlette.requests import Request
 from starlette.responses import Response
 
+from veltair.address import join_address, split_address
 from veltair.api.daemon import Daemon
-from veltair.config import split_address
 from veltair.errors import VeltairError
 from veltair.ray.arguments import group_config, read_arguments
 from veltair.ray.daemon_counts import DaemonCounts, read_counts
@@ -175,7 +175,7 @@ class Machine:
     def _seen_from_outside(self, address: str) -> str:
         host, port = split_address(address)
         host = self._node if host in ("0.0.0.0", "::") else host
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return join_address(host, port)
 
     # What is in flight
 
@@ -197,7 +197,7 @@ class Machine:
 
 
 async def end_with_parent(parent: int) -> None:
-    """End this process once `parent` is gone, which is the raylet: without it an actor may stay for ever, of use to
+    """End this process once `parent` is gone, which is the raylet: without it an actor may stay forever, of use to
     nobody, with a daemon that has the machine."""
     while os.getppid() == parent:
         await asyncio.sleep(PARENT_S)

@@ -18,7 +18,7 @@ RELIEF = 0.8  # of the load at which so many machines were late: above it they w
 
 @dataclass(frozen=True, slots=True)
 class MachineLoad:
-    """Of one machine over the last seconds.
+    """The load of one machine over the last seconds.
 
     >>> MachineLoad(core_share=0.5, burn=0.0).burn
     0.0

@@ -24,7 +24,7 @@ OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),  # else all channels to an address share a connection
 )
-# Of one connection, or set anew for the next one.
+# Of one connection, or set again for the next one.
 _OWN_METADATA = {"user-agent", "te", "content-type", "application", "multiplexed_model_id", "session_id"}
 _OWN_HEADERS = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding"),
@@ -194,7 +194,7 @@ class HttpPassage:
 
 
 def unavailable() -> HttpAnswer:
-    """Of a machine whose daemon is gone."""
+    """The answer for a machine whose daemon is gone."""
     return HttpAnswer(
         503, [("Content-Type", "application/json"), ("Retry-After", "1")], b'{"error":"%s"}' % GONE.encode()
     )

@@ -34,7 +34,7 @@ class DeadlineRequestRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # 
         self._counted: dict[str, str] = {}  # by request: the replica for which it is counted already
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Also called whenever a replica reports."""
+        """Take over what replicas report; called whenever one does."""
         super().update_replicas(replicas)
         self._by_name = {replica.replica_id.unique_id: replica for replica in replicas}
         self._silent = self._choice.update({name: each.routing_stats for name, each in self._by_name.items()})

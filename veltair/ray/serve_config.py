@@ -8,8 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from veltair.address import split_address
 from veltair.api.artifacts_config import configuration_values
-from veltair.config import ServeConfig, ServerConfig, split_address
+from veltair.config import ServeConfig, ServerConfig
 from veltair.errors import ConfigError
 from veltair.ray.arguments import RouterName, check_groups
 

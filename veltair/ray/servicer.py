@@ -18,7 +18,7 @@ UNARY_METHODS: tuple[str, ...] = tuple(method.name for method in _SERVICE.method
 
 
 def add_inference_service(servicer: Any, server: Any) -> None:
-    """As the generated functions of this kind do: `servicer` has a method for each of the service's."""
+    """Do what generated functions of this kind do: `servicer` has a method for each of the service's."""
     handlers: dict[str, Any] = {
         name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in UNARY_METHODS
     }

@@ -14,8 +14,9 @@ from veltair.simulation.headroom import estimate_core_ns
 
 
 def tenant_needs(config: ServeConfig) -> Mapping[str, TenantNeeds]:
-    """By tenant, of the version that is meant by default. The daemon has checked the artifacts, so only their manifests
-    are read. Raises ArtifactError."""
+    """The needs of each tenant, of the version that is meant by default. The daemon has checked the artifacts, so only
+    their manifests are read. Raises ArtifactError.
+    """
     found = {}
     for tenant in config.tenants:
         path = wanted_versions(tenant)[-1].path

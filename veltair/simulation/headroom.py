@@ -68,7 +68,7 @@ class Headroom:
         self._count = 0
 
     def of(self, tenant: int, now_ns: int) -> NDArray[Any]:
-        """By machine; at most 1, and below 0 where it holds more than can be in time."""
+        """The headroom of each machine; at most 1, and below 0 where it holds more than can be in time."""
         self._forget_overdue(now_ns)
         left = np.clip(1.0 - (now_ns - self._reported_ns) / self._targets, 0.0, 1.0)
         of: NDArray[Any] = 1.0 - (self._held * left).sum(axis=1) - self._sent - self._debt[:, tenant]

@@ -9,6 +9,7 @@ from typing import TextIO, TypeAlias
 
 from veltair.loadgen.peak import bisect_scale
 from veltair.loadgen.tenant_results import TenantOutcomes, pool_outcomes
+from veltair.simulation.miss_budget import MissBudget
 from veltair.simulation.simulation import Simulation
 from veltair.simulation.simulation_run import SimulationRun
 
@@ -60,13 +61,9 @@ def try_scale(
     """
     runs: list[SimulationRun] = []
     for seed in seeds:
-        planned = len(seeds) if give_up else None
+        budget = MissBudget(len(seeds), tuple(runs), pooled) if give_up else None
         own_report = None if report is None else partial(_report_run, report, len(runs), len(seeds))
-        runs.append(
-            simulation.run(
-                policy, seed, scale, planned=planned, pooled=pooled, before=tuple(runs), log=log, report=own_report
-            )
-        )
+        runs.append(simulation.run(policy, seed, scale, budget=budget, log=log, report=own_report))
         if runs[-1].abandoned:
             break
     total = pool_outcomes([run.outcomes for run in runs])

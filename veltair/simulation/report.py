@@ -75,8 +75,18 @@ def _summarize_tenant(outcome: TenantOutcomes) -> TenantSummary:
         mean_ms = round(float(outcome.latency_ns.mean()) / 1e6, 4)
     qos_rate = None if outcome.qos_rate is None else round(outcome.qos_rate, 6)
     qps = round(outcome.served / outcome.window_ns * 1e9, 4) if outcome.window_ns else 0.0
-    times_ms = p50_ms, p95_ms, p99_ms, mean_ms
-    return TenantSummary(outcome.name, qps, qos_rate, *times_ms, outcome.offered, outcome.refused, outcome.errors)
+    return TenantSummary(
+        outcome.name,
+        qps,
+        qos_rate,
+        p50_ms,
+        p95_ms,
+        p99_ms,
+        mean_ms,
+        outcome.offered,
+        outcome.refused,
+        outcome.errors,
+    )
 
 
 def print_results(

@@ -26,6 +26,7 @@ from veltair.simulation.machine_model.counting_contention import PERIOD_NS, Coun
 from veltair.simulation.machine_model.execution_rate import ExecutionRate
 from veltair.simulation.machine_model.machine_model import MachineModel
 from veltair.simulation.machine_model.modelled_profiles import SimulatedModel
+from veltair.simulation.miss_budget import MissBudget, MissWatch
 from veltair.simulation.simulation_run import RunMeter, SimulationRun
 from veltair.simulation.simulation_scenario import SimulationScenario
 from veltair.simulation.virtual_machine import GrowthInsideLayers, VirtualMachine
@@ -114,9 +115,7 @@ class Simulation:
         seed: int,
         scale: float = 1.0,
         *,
-        planned: int | None = None,
-        pooled: bool = False,
-        before: Sequence[SimulationRun] = (),
+        budget: MissBudget | None = None,
         log: TextIO | None = None,
         report: Callable[[float], None] | None = None,
         samples: list[SlowdownSample] | None = None,
@@ -127,9 +126,7 @@ class Simulation:
             policy: name of a scheduling policy.
             seed: of the arrivals and of what varies on the machine.
             scale: factor on the scenario's rates.
-            planned: the run is given up once a tenant has missed more queries than `planned` runs together may miss.
-            pooled: all tenants together may miss as many, whoever misses them.
-            before: the runs so far, whose misses count.
+            budget: what may be missed; the run is given up once it has missed more. None: it runs to its end.
             log: gets the lines that `event_log.replay` reads.
             report: gets the share of the arrivals' time that is over, now and then.
             samples: gets the readings of the machine's counters.
@@ -150,9 +147,7 @@ class Simulation:
         _send(front_end, self.tenants, arrivals)
         meter = RunMeter(scheduler, warm_ns, duration_ns)
         abandoned = False
-        allowed = None if planned is None else self._allowed_misses(arrivals, warm_ns, planned, before)
-        if allowed is not None and pooled:
-            allowed = [sum(allowed)]
+        watch = None if budget is None else MissWatch(budget, self.scenario.tenants, arrivals, warm_ns)
         for count, (event, decisions) in enumerate(virtual.run()):
             meter.add(virtual.now_ns, decisions)
             front_end.answer(decisions)
@@ -161,7 +156,7 @@ class Simulation:
             if count % REPORT_EVENTS == 0:
                 if report is not None:
                     report(min(virtual.now_ns / duration_ns, 1.0))
-                if allowed is not None and self._is_lost(virtual.now_ns, front_end, arrivals, warm_ns, allowed):
+                if watch is not None and watch.is_lost(virtual.now_ns, front_end.ended_ns):
                     abandoned = True
                     break
         outcomes = self.outcomes(front_end.ended_ns, virtual.outcome, arrivals, duration_ns)
@@ -222,36 +217,6 @@ class Simulation:
             )
             outcomes.append(found)
         return outcomes
-
-    def _allowed_misses(
-        self, arrivals: Sequence[Times], warm_ns: int, planned: int, before: Sequence[SimulationRun]
-    ) -> list[float]:
-        """Returns how many queries of each tenant may still miss their target."""
-        return [
-            (1 - load.percentile) * int((times >= warm_ns).sum()) * planned
-            - sum(run.outcomes[i].offered - run.outcomes[i].in_time for run in before)
-            for i, (load, times) in enumerate(zip(self.scenario.tenants, arrivals, strict=True))
-        ]
-
-    def _is_lost(
-        self, now_ns: int, front_end: FrontEnd, arrivals: Sequence[Times], warm_ns: int, allowed: Sequence[float]
-    ) -> bool:
-        """Whether a tenant has missed more queries than allowed; overdue queries count as missed.
-
-        `allowed`: for each tenant, or one number for all of them together.
-        """
-        first, misses = 0, []
-        ended = np.full(sum(map(len, arrivals)), np.iinfo(np.int64).max)
-        for id, ended_ns in front_end.ended_ns.items():
-            ended[id] = ended_ns
-        for load, times in zip(self.scenario.tenants, arrivals, strict=True):
-            due_ns = times + load.target_ns
-            missed = (times >= warm_ns) & (due_ns < now_ns) & (ended[first : first + len(times)] > due_ns)
-            misses.append(int(missed.sum()))
-            first += len(times)
-        if len(allowed) == 1:
-            return sum(misses) > allowed[0]
-        return any(count > most for count, most in zip(misses, allowed, strict=True))
 
 
 def _send(front_end: FrontEnd, tenants: Sequence[Tenant], arrivals: Sequence[Times]) -> None:

@@ -149,7 +149,7 @@ def _check(scenario: SimulationScenario, path: Path) -> None:
         raise ConfigError(f"{path}: load: expected queries or duration_s, not both")
     for i, tenant in enumerate(scenario.tenants):
         if tenant.name in names:
-            raise ConfigError(f"{path}: tenants[{i}].name: {tenant.name!r} stands twice")
+            raise ConfigError(f"{path}: tenants[{i}].name: {tenant.name!r} appears twice")
         names.add(tenant.name)
         if (tenant.arrivals == "file") is (tenant.file is None):
             raise ConfigError(f'{path}: tenants[{i}]: expected file exactly where arrivals = "file"')

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from veltair.errors import DataError, VeltairError
+from veltair.errors import DataError
+from veltair.machine.native_library import native_library
 
 MOST_IDS = 1 << 32  # of a batch, and rows of a table: both stand in one word where ids are sorted
 WORK_OF_A_TASK = 1 << 14  # elements; less is not worth waking a thread
@@ -57,10 +57,7 @@ class RecurrentCall(ctypes.Structure):
 
 @cache
 def _library() -> ctypes.CDLL:
-    spec = find_spec("veltair.training._kernels")
-    if spec is None or spec.origin is None:
-        raise VeltairError("veltair's native part is missing: install the package with pip, which builds it with gcc")
-    found = ctypes.CDLL(spec.origin)  # runs without the interpreter lock
+    found = native_library("veltair.training._kernels")
     for name in ("check_ids", "check_offsets", "bag_rows_backward", "vector_bytes"):
         getattr(found, name).restype = _WORD
     found.check_ids.argtypes = [_ADDRESS, _WORD, _WORD, _WORD]
@@ -76,7 +73,7 @@ def call_kernel(name: str, call: ctypes.Structure, dtype: torch.dtype) -> None:
 
 
 def address(tensor: torch.Tensor | None) -> int | None:
-    """Of the first element of a dense tensor, which has to outlive the call."""
+    """The address of the first element of a dense tensor, which has to outlive the call."""
     return None if tensor is None else int(tensor.data_ptr())
 
 

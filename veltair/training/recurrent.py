@@ -239,5 +239,5 @@ class Augru(Gru):
     def forward(  # type: ignore[override]  # scores come second
         self, x: Tensor, scores: Tensor, h0: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """As `Gru`, with attention scores (batch, steps) of the steps."""
+        """The same as `Gru`, with attention scores (batch, steps) of the steps."""
         return self._states(x, scores, h0)

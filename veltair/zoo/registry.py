@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ import onnx
 
 from veltair.errors import ConfigError
 from veltair.zoo import external_tensors
-from veltair.zoo.external_tensors import BuiltModel, WriteProgress
+from veltair.zoo.external_tensors import ExternalTensor, WriteProgress
 from veltair.zoo.graphs import gcn
 from veltair.zoo.graphs.gcn import GcnShape
 from veltair.zoo.graphs.sampled_neighbours import FUSEDMM, GRAPHSAGE, LIGHTGCN, TRANSE
@@ -121,26 +121,12 @@ def write(
     Raises ConfigError for an unknown name, a negative seed, a shape or rows for another model, or a place that cannot
     be written.
     """
-    if name not in ZOO:
-        raise ConfigError(f"no model {name!r} in the zoo; there are {', '.join(ZOO)}")
-    if seed < 0:
-        raise ConfigError(f"seed must not be negative, got {seed}")
-    if shape is not None and name != "dlrm":
-        raise ConfigError(f"{name} has a fixed shape; tables, rows, dim, lookups and max_batch belong to dlrm")
-    if rows is not None and name not in RECOMMENDERS:
-        raise ConfigError(f"{name} has a fixed shape; rows belong to dlrm, {', '.join(RECOMMENDERS)}")
-    if rows is not None and rows < 1:
-        raise ConfigError(f"{name}: rows must be at least 1, got {rows}")
+    _check(name, seed, shape, rows)
     data, description = external_tensors.data_path(path), path.with_suffix(".features.toml")
     written = [path]
     try:
         with _replacing(path) as file:  # the model appears last: it is never there without the files beside it
-            features = ""
-            if name in RECOMMENDERS:
-                found = build_recommender(RECOMMENDERS[name], seed, data.name, rows)
-                proto, tensors, features = found.proto, found.tensors, found.features
-            else:
-                proto, tensors = _build(name, seed, shape, data.name)
+            proto, tensors, features = _build(name, seed, shape, data.name, rows)
             file.write(proto.SerializeToString(deterministic=True))
             if tensors:
                 written.append(data)
@@ -155,25 +141,42 @@ def write(
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
+def _check(name: str, seed: int, shape: DlrmShape | None, rows: int | None) -> None:
+    """Raises ConfigError for what `write` cannot build."""
+    if name not in ZOO:
+        raise ConfigError(f"no model {name!r} in the zoo; there are {', '.join(ZOO)}")
+    if seed < 0:
+        raise ConfigError(f"seed must not be negative, got {seed}")
+    if shape is not None and name != "dlrm":
+        raise ConfigError(f"{name} has a fixed shape; tables, rows, dim, lookups and max_batch belong to dlrm")
+    if rows is not None and name not in RECOMMENDERS:
+        raise ConfigError(f"{name} has a fixed shape; rows belong to dlrm, {', '.join(RECOMMENDERS)}")
+    if rows is not None and rows < 1:
+        raise ConfigError(f"{name}: rows must be at least 1, got {rows}")
+
+
 def table_cuts(name: str, rows: int | None = None) -> list[TableCut]:
     """Returns which tables `write` makes smaller than published."""
     tables = RECOMMENDERS[name].tables if name in RECOMMENDERS else ()
     return find_cuts(tables, fit_tables(tables, rows))
 
 
-def _build(name: str, seed: int, shape: DlrmShape | None, location: str) -> BuiltModel:
+def _build(
+    name: str, seed: int, shape: DlrmShape | None, location: str, rows: int | None
+) -> tuple[onnx.ModelProto, Sequence[ExternalTensor], str]:
+    """The model, the tensors that `location` is to hold, and the text of its feature description, if there is one."""
     match ZOO[name].definition:
         case BertShape() as bert_shape:
-            return bert.build(seed, bert_shape, location)
+            return *bert.build(seed, bert_shape, location), ""
         case GcnShape() as gcn_shape:
-            return gcn.build(seed, gcn_shape)
+            return *gcn.build(seed, gcn_shape), ""
         case DlrmShape() as default:
-            return dlrm.build(seed, shape or default, location)
+            return *dlrm.build(seed, shape or default, location), ""
         case RecommenderSpec() as spec:
-            found = build_recommender(spec, seed, location)
-            return found.proto, found.tensors
+            found = build_recommender(spec, seed, location, rows)
+            return found.proto, found.tensors, found.features
         case build:
-            return build(seed), []
+            return build(seed), [], ""
 
 
 @contextmanager

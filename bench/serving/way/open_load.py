@@ -86,7 +86,7 @@ async def _drive(root: int, target: str, tenants: Sequence[TenantLoad], seconds:
 
 
 def latencies(trace: Trace, streams: Sequence[TenantStream]) -> dict[str, dict[str, float]]:
-    """By tenant: queries, those that were answered, and their latency from the scheduled arrival.
+    """Numbers of each tenant: queries, those that were answered, and their latency from the scheduled arrival.
 
     A tenant without queries is left out. Raises SystemExit where none was answered, because nothing was measured then.
     """

@@ -31,7 +31,7 @@ class Subject(NamedTuple):
     peak_protocols: tuple[str, ...]
 
     def tenant(self, qps: float) -> TenantLoad:
-        """Its load at this rate; queries have one row."""
+        """The tenant's load at this rate; queries have one row."""
         return TenantLoad(self.name, qps, self.target_ms, self.percentile)
 
 

@@ -51,7 +51,7 @@ def _checked_encoding(keys: list[Any], values: NDArray[Any], default: Any) -> Ke
     if not keys or len(keys) != len(values):
         raise ValueError(f"{len(keys)} keys, {len(values)} values")
     if len(set(keys)) < len(keys):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key appears twice")
     return KeyEncoding(tuple(keys), np.append(values, values.dtype.type(default)))
 
 

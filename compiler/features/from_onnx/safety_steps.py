@@ -32,7 +32,7 @@ INSIDE_OF_COMPARISON: Mapping[str, Callable[[int], IndexRange]] = {
     "LessOrEqual": lambda limit: IndexRange(high=limit + 1),
 }  # the values that a comparison with a number holds for
 INTEGER_BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16, "int32": 32, "uint32": 32, "int64": 64, "uint64": 64}
-MOST_ELEMENTS = 4096  # elements of a constant that are looked at, but for a vocabulary's values
+MOST_ELEMENTS = 4096  # elements of a constant that are looked at, except for a vocabulary's values
 
 
 class TensorRanges:

@@ -98,7 +98,7 @@ class ColumnTable:
 
     @property
     def note(self) -> str:
-        """For people: what was fused, and which safety steps range propagation made needless."""
+        """A note for people: what was fused, and which safety steps range propagation made needless."""
         labels = Counter(group.path.label for group in self.groups for _ in range(group.count))
         looked_up = self.rows[self.rows["table_rows"] > 0]
         single = sum(group.count for group in self.groups if group.path.copies_rows)

@@ -90,7 +90,7 @@ class _CompiledPart:
 
 
 class FeatureTransform:
-    """From raw features to what the columns of a description give to a model in training.
+    """Turns raw features into what the columns of a description give to a model in training.
 
     A column with a table gives the ids of its rows, as a `Bag`, or, as a sequence, in places (batch, places) with -1
     where serving has zeros. Any other column gives what it gives when it is served: ids, lengths and masks (int64),
@@ -120,8 +120,8 @@ class FeatureTransform:
     def __call__(self, raw: RawColumns) -> dict[str, ColumnValues]:
         """What each column gives, by its name, in the order of the description.
 
-        raw: of each feature, int64 or float32 (batch, width), or texts; each is read where it lies, but for numbers of
-            several features and texts that a column joins, which are copied side by side.
+        raw: of each feature, int64 or float32 (batch, width), or texts; each is read where it lies, except for numbers
+            of several features and texts that a column joins, which are copied side by side.
 
         Raises DataError for a feature that is missing, of another type or another number of rows, and for texts whose
         offsets lie.

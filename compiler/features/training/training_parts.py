@@ -41,7 +41,7 @@ class TrainingForm(StrEnum):
 class TrainingPart:
     """Columns of one form that one kernel computes; `training_parts` makes them.
 
-    The rows of `table` are those of the serving kernel but for three slots: `table_rows` bounds the indices that are
+    The rows of `table` are those of the serving kernel except for three slots: `table_rows` bounds the indices that are
     kept, `pad_id` stands for none, and `output_start` is a bag's number.
     """
 
@@ -78,7 +78,7 @@ def training_parts(description: FeatureDescription) -> tuple[TrainingPart, ...]:
 
 
 def _joined_texts(description: FeatureDescription, texts: set[str]) -> dict[str, str]:
-    """By text: the first of those that some column joins it with, directly or through others."""
+    """The leader of each text: the first of those that some column joins it with, directly or through others."""
     first = {name: name for name in sorted(texts)}
     for column in description.columns:
         read = [first[name] for name in features_read(column) if name in texts]

@@ -38,8 +38,8 @@ class AttentionParameters(LayerParameters):
 
 
 class SequenceOrder(StrEnum):
-    """The order of a sequence tensor's axes in memory. Both directions' states of a step lie side by side but for the
-    last order."""
+    """The order of a sequence tensor's axes in memory. Both directions' states of a step lie side by side, except
+    in the last order."""
 
     ROWS_FIRST = "rows"  # (rows, steps, width)
     STEPS_FIRST = "steps"  # (steps, rows, width)
@@ -75,7 +75,7 @@ class Direction(StrEnum):
 
     @property
     def extent(self) -> int:
-        """Of the axis of directions."""
+        """Extent of the axis of directions."""
         return 2 if self is Direction.BIDIRECTIONAL else 1
 
 

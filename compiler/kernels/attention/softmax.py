@@ -15,7 +15,7 @@ from veltair.compiler.codegen.vector_math import LOG2_E, exp, max_lanes, sum_lan
 from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, ramp
 
 UNROLLED = 4  # vectors whose maxima and sums are separate: those of one wait for each other
-LOWEST = float(np.finfo(np.float32).min)  # what exporters add to the score of a key that shall not count
+LOWEST = float(np.finfo(np.float32).min)  # what exporters add to the score of a key that must not count
 NO_KEY = 0.5  # less than the largest key of a row adds to its sum
 # 2**f on [0, 1] to 8e-5, which is more than bfloat16 keeps; highest power first.
 EXP2 = (0.0780226977, 0.2260685630, 0.6958336429, 0.9999251397)

@@ -43,9 +43,13 @@ class AmxTileChoice:
 
     @classmethod
     def from_point(cls, point: Point) -> AmxTileChoice:
-        stretch = int(point["stretch"]) if "stretch" in point else None
-        numbers = int(point["channels"]), int(point["chunks"]), bool(point["ahead"])
-        return cls(TileMode(str(point["mode"])), *numbers, stretch)
+        return cls(
+            TileMode(str(point["mode"])),
+            channel_blocks=int(point["channels"]),
+            chunks=int(point["chunks"]),
+            prefetches=bool(point["ahead"]),
+            stretch=int(point["stretch"]) if "stretch" in point else None,
+        )
 
     def as_point(self) -> Point:
         """The point under the names that tuning records have."""

@@ -89,7 +89,7 @@ class _Region:
         return found
 
     def refused(self) -> dict[str, str]:
-        """By name, the nodes that cannot be imported alone, and why; of nodes that are alike one is tried."""
+        """The nodes that cannot be imported alone, by name, and why; of nodes that are alike one is tried."""
         seen: dict[tuple[str, ...], str] = {}
         found: dict[str, str] = {}
         for node in self.nodes:

@@ -13,8 +13,6 @@ from veltair.compiler.graph.layer_spec import Activation, Point
 
 MAX_MEAN_SUMS = 8  # side by side, since each sum waits for its last step
 
-Index = tuple[Expr, ...]
-
 
 def row_points(height: int, rows: tuple[int, ...] = (4, 1, 16, 1024)) -> list[Point]:
     """A design space of one choice: how many of `height` rows a task takes.

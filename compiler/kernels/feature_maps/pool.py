@@ -31,71 +31,88 @@ class Pool2d:
         return row_points(spec.outputs[0].shape[2])
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        x, y = spec.inputs[0], spec.outputs[0]
-        height, width = x.shape[2:]
-        oh, ow = y.shape[2:]
-        pool = spec.parameters_as(Pool2dParameters)
-        (kh, kw), (sh, sw) = pool.kernel, pool.strides
-        top, left, bottom, right = pool.pads
-        rows = int(point["rows"])
-        chunks = -(-oh // rows)
-        blocks = -(-x.shape[1] // x.block)
-        maximum = pool.kind == PoolKind.MAXIMUM
-        count_pad = bool(pool.count_include_pad)
-        values = _Bf16Maximum() if maximum and x.dtype == "uint16" else _FloatReduction(maximum)
+        plan = _Pooling(spec, int(point["rows"]), features)
+        function = build_prim_func([plan.x, plan.y], plan.emit)
+        block_size = (plan.rows * plan.strides[0] + plan.kernel[0]) * row_bytes(plan.x) + plan.rows * row_bytes(plan.y)
+        return Kernel(function, (), block_size, plan.blocks * plan.chunks)
+
+
+class _Pooling:
+    """The code of a pool; `emit` makes it."""
+
+    # The buffers of the tensors, and one task's reduced columns; they exist while the code is emitted.
+    X: Any
+    Y: Any
+    sums: Any
+
+    def __init__(self, spec: LayerSpec, rows: int, features: frozenset[str]) -> None:
+        self.x, self.y = spec.inputs[0], spec.outputs[0]
+        self.pool = spec.parameters_as(Pool2dParameters)
+        self.kernel, self.strides = self.pool.kernel, self.pool.strides
+        self.height, self.width = self.x.shape[2:]
+        self.rows, self.chunks = rows, -(-self.y.shape[2] // rows)
+        self.blocks = -(-self.x.shape[1] // self.x.block)
+        self.maximum = self.pool.kind == PoolKind.MAXIMUM
+        bf16_maximum = self.maximum and self.x.dtype == "uint16"
+        self.values = _Bf16Maximum() if bf16_maximum else _FloatReduction(self.maximum)
+        (_, kw), (_, sw), left = self.kernel, self.strides, self.pool.pads[1]
+        uncut = [c for c in range(self.y.shape[3]) if c * sw >= left and c * sw - left + kw <= self.width]
+        self.inner = (uncut[0], uncut[-1] + 1) if uncut else (0, 0)  # output columns whose windows are uncut
         registers = SUM_REGISTERS_AVX512 if "avx512" in features else SUM_REGISTERS_AVX2
-        pixels = max(1, (registers - kw) // sw + 1)  # neighbours that are computed at once
-        uncut = [c for c in range(ow) if c * sw >= left and c * sw - left + kw <= width]
-        inner = (uncut[0], uncut[-1] + 1) if uncut else (0, 0)
-        pixels = min(pixels, 8, max(inner[1] - inner[0], 1))
+        pixels = max(1, (registers - kw) // sw + 1)
+        self.pixels = min(pixels, 8, max(self.inner[1] - self.inner[0], 1))  # neighbours that are computed at once
 
-        def body(X: Any, Y: Any) -> None:
-            def emit_windows(
-                sums: Any, image: Expr, block: Expr, lane: int, row: Expr, column: Expr, count: int
-            ) -> None:
-                """`count` outputs from (row, column) on; more than one only where no window is cut."""
-                cut = isinstance(column, int)
-                near, far = (max(column * sw - left, 0), min(column * sw - left + kw, width)) if cut else (0, kw)
-                start = 0 if cut else column * sw - left
-                up, low = T.bind(T.max(row * sh - top, 0)), T.bind(T.min(row * sh - top + kh, height))
-                windows = [range(near + p * sw, far + p * sw) for p in range(count)]
-                columns = {c: i for i, c in enumerate(sorted({c for window in windows for c in window}))}
-                for i in columns.values():
-                    T.buffer_store(sums, values.identity(), [i])
-                with T.serial(0, low - up) as u:
-                    for c, i in columns.items():
-                        value = values.load(X, *blocked_index(x, image, block, up + u, start + c, lane))
-                        T.buffer_store(sums, values.combine(sums[i], value), [i])
-                taps: Expr = (low - up) * (far - near)
-                if count_pad:  # cut only where the window leaves the padded image
-                    across = min(column * sw + kw, width + left + right) - column * sw if cut else kw
-                    taps = (T.min(row * sh + kh, height + top + bottom) - row * sh) * across
-                for p, window in enumerate(windows):
-                    result = sums[columns[window[0]]]
-                    for c in window[1:]:
-                        result = values.combine(result, sums[columns[c]])
-                    if not maximum:
-                        result = T.Div(result, T.broadcast(T.cast(T.max(taps, 1), "float32"), LANES))
-                    values.store(Y, result, *blocked_index(y, image, block, row, column + p, lane))
+    def emit(self, X: Any, Y: Any) -> None:
+        """The body of the function: one task for each image, block of channels and chunk of rows."""
+        self.X, self.Y = X, Y
+        (oh, ow), (begin, end) = self.y.shape[2:], self.inner
+        with T.parallel(0, X.shape[0] * self.blocks * self.chunks) as task:
+            columns = (self.pixels - 1) * self.strides[1] + self.kernel[1]
+            self.sums = T.alloc_buffer((columns,), self.values.kind, scope="local")
+            image = T.bind(task // (self.blocks * self.chunks))
+            block = T.bind(task // self.chunks % self.blocks)
+            first = T.bind(task % self.chunks * self.rows)
+            with T.serial(0, T.min(self.rows, oh - first)) as r:
+                row = T.bind(first + r)
+                for lane in range(0, self.x.block, self.values.lanes):
+                    for column in (*range(begin), *range(end, ow)):
+                        self._emit_windows((image, block, row, column, lane), 1)
+                    steps, rest = divmod(end - begin, self.pixels)
+                    with T.serial(0, steps) as t:
+                        self._emit_windows((image, block, row, begin + t * self.pixels, lane), self.pixels)
+                    if rest:
+                        self._emit_windows((image, block, row, T.bind(T.int32(end - rest)), lane), rest)
 
-            with T.parallel(0, X.shape[0] * blocks * chunks) as task:
-                sums = T.alloc_buffer(((pixels - 1) * sw + kw,), values.kind, scope="local")
-                image, block = T.bind(task // (blocks * chunks)), T.bind(task // chunks % blocks)
-                first = T.bind(task % chunks * rows)
-                with T.serial(0, T.min(rows, oh - first)) as r:
-                    row = T.bind(first + r)
-                    for lane in range(0, x.block, values.lanes):
-                        for column in (*range(inner[0]), *range(inner[1], ow)):
-                            emit_windows(sums, image, block, lane, row, column, 1)
-                        steps, rest = divmod(inner[1] - inner[0], pixels)
-                        with T.serial(0, steps) as t:
-                            emit_windows(sums, image, block, lane, row, inner[0] + t * pixels, pixels)
-                        if rest:
-                            last = T.bind(T.int32(inner[1] - rest))
-                            emit_windows(sums, image, block, lane, row, last, rest)
-
-        block_size = (rows * sh + kh) * row_bytes(x) + rows * row_bytes(y)
-        return Kernel(build_prim_func([x, y], body), (), block_size, blocks * chunks)
+    def _emit_windows(self, output: tuple[Expr, Expr, Expr, Expr, int], count: int) -> None:
+        """`count` outputs from `output` (image, block, row, column, lane) on; more than one only where no window is
+        cut, and then the column is no number.
+        """
+        image, block, row, column, lane = output
+        (kh, kw), (sh, sw), (top, left, bottom, right) = self.kernel, self.strides, self.pool.pads
+        values, sums = self.values, self.sums
+        cut = isinstance(column, int)
+        near, far = (max(column * sw - left, 0), min(column * sw - left + kw, self.width)) if cut else (0, kw)
+        start = 0 if cut else column * sw - left
+        up, low = T.bind(T.max(row * sh - top, 0)), T.bind(T.min(row * sh - top + kh, self.height))
+        windows = [range(near + p * sw, far + p * sw) for p in range(count)]
+        columns = {c: i for i, c in enumerate(sorted({c for window in windows for c in window}))}
+        for i in columns.values():
+            T.buffer_store(sums, values.identity(), [i])
+        with T.serial(0, low - up) as u:
+            for c, i in columns.items():
+                value = values.load(self.X, *blocked_index(self.x, image, block, up + u, start + c, lane))
+                T.buffer_store(sums, values.combine(sums[i], value), [i])
+        taps: Expr = (low - up) * (far - near)
+        if self.pool.count_include_pad:  # cut only where the window leaves the padded image
+            across = min(column * sw + kw, self.width + left + right) - column * sw if cut else kw
+            taps = (T.min(row * sh + kh, self.height + top + bottom) - row * sh) * across
+        for p, window in enumerate(windows):
+            result = sums[columns[window[0]]]
+            for c in window[1:]:
+                result = values.combine(result, sums[columns[c]])
+            if not self.maximum:
+                result = T.Div(result, T.broadcast(T.cast(T.max(taps, 1), "float32"), LANES))
+            values.store(self.Y, result, *blocked_index(self.y, image, block, row, column + p, lane))
 
 
 @dataclass(frozen=True, slots=True)

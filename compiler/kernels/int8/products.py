@@ -114,8 +114,8 @@ def _columns(values: NDArray[Any], panel: int, groups: int) -> NDArray[np.int32]
 
 
 def _wide_weights(spec: LayerSpec, panel: int) -> list[NDArray[np.int32]]:
-    """Of wide weights: what the sum of a row of inputs is to be multiplied by for each column, and the ones by which
-    that sum is a product too: four in each step of the reduction, zeros behind its end.
+    """The factors of wide weights: what the sum of a row of inputs is to be multiplied by for each column, and the ones
+    by which that sum is a product too: four in each step of the reduction, zeros behind its end.
     """
     parameters = spec.parameters_as(QuantisedProductParameters)
     if not parameters.wide:

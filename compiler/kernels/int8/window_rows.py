@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.codegen.vectors import Expr
+from veltair.compiler.codegen.vectors import Expr, ramp
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.parameters.quantised import Window
 
@@ -61,12 +61,12 @@ def copy_windows(
 
 def _copy(source: Any, begin: Expr, rows: Any, row: Expr, target: Expr, count: int) -> None:
     for first, size in _steps(count):
-        T.buffer_store(rows, source[_span(begin + first, size)], [row, _span(target + first, size)])
+        T.buffer_store(rows, source[ramp(begin + first, size)], [row, ramp(target + first, size)])
 
 
 def _fill(value: Expr, rows: Any, row: Expr, target: Expr, count: int) -> None:
     for first, size in _steps(count):
-        T.buffer_store(rows, T.broadcast(value, size) if size > 1 else value, [row, _span(target + first, size)])
+        T.buffer_store(rows, T.broadcast(value, size) if size > 1 else value, [row, ramp(target + first, size)])
 
 
 def _steps(count: int) -> Any:
@@ -80,7 +80,3 @@ def _steps(count: int) -> Any:
         if count - done >= size:
             yield done, size
             done += size
-
-
-def _span(first: Expr, size: int) -> Expr:
-    return T.ramp(first, 1, size) if size > 1 else first

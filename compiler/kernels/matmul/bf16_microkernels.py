@@ -75,7 +75,7 @@ class Microkernel(Protocol):
 
 @contextmanager
 def amx_microkernel(rows: Expr) -> Iterator[Microkernel]:
-    """In tiles of `rows` rows, which belong to the task as long as the context lasts."""
+    """A microkernel on AMX tiles of `rows` rows, which belong to the task as long as the context lasts."""
     configuration = allocate_scratch((64,), "uint8")
     configure_tiles(configuration, rows)
 
@@ -109,7 +109,7 @@ def amx_microkernel(rows: Expr) -> Iterator[Microkernel]:
 
 @contextmanager
 def dot_product_microkernel(rows: Expr) -> Iterator[Microkernel]:
-    """In vectors. A row behind the last of `rows` is the last one again."""
+    """A microkernel on vectors. A row behind the last of `rows` is the last one again."""
     sums = T.alloc_buffer((ROWS * 2,), "float32x16", scope="local")
 
     def multiply(

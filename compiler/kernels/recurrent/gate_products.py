@@ -42,7 +42,7 @@ class GateProducts:
 
     @contextmanager
     def loop_over_blocks(self) -> Iterator[tuple[Expr, Expr]]:
-        """For each block of units: its number and its first line."""
+        """Loops over the blocks of units; each is given as its number and its first line."""
         if self.blocks == 1:
             yield T.int32(0), T.int32(0)
             return

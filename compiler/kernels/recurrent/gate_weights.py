@@ -19,7 +19,7 @@ INPUT, OUTPUT, FORGET, CELL = range(4)  # of an LSTM
 class GateGroup(StrEnum):
     """Gates whose sums are computed together; the values name the packed weights."""
 
-    GATES = "gates"  # all, but for the candidate of a GRU where the reset comes before the product
+    GATES = "gates"  # all, except for the candidate of a GRU where the reset comes before the product
     CANDIDATE = "candidate"
 
 

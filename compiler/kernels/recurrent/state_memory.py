@@ -55,7 +55,7 @@ class StateMemory:
             self.c = self._allocate(2 * self.lines)
 
     def _allocate(self, count: int) -> Any:
-        """For each tile, `count` lines of one vector."""
+        """Memory for `count` lines of one vector for each tile."""
         return T.alloc_buffer((self.tiles, count, LANES), "float32", scope="global")
 
     def slots(self, position: Expr) -> Slots:

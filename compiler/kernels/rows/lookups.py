@@ -56,8 +56,16 @@ def _program(spec: LayerSpec) -> EmbeddingProgram:
             return sls(tables[0], dim, ids, shape[1], parameters.reduce or Reduction.SUM, weighted=True)
         case LookupFamily.RAGGED_BAG:
             beside = [each.dtype for each in spec.inputs[1:]]
-            own = parameters.reduce or Reduction.SUM, "float32" in beside, "int64" in beside, parameters.padding
-            return sls(tables[0], dim, ids, shape[1], *own)
+            return sls(
+                tables[0],
+                dim,
+                ids,
+                shape[1],
+                parameters.reduce or Reduction.SUM,
+                weighted="float32" in beside,
+                ragged="int64" in beside,
+                padding=parameters.padding,
+            )
         case LookupFamily.MESSAGE_PASSING:
             return message_passing(tables[0], dim, ids, shape[1])
         case LookupFamily.KNOWLEDGE_GRAPH:

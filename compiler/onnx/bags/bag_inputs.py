@@ -125,8 +125,8 @@ def _ragged(
     weights = tuple(dict.fromkeys(bag.weights for bag in bags if bag.weights))
     dtype = type_name(inputs[bounds].type.tensor_type.elem_type)
     used = tuple(sorted({bag.feature for bag in bags}))
-    own = room.get(ids, room.get("", BAG_ROOM)), weights, features, used
-    return RaggedInput(ids, f"{ids}/lengths", bounds, dtype, form, *own)
+    held = room.get(ids, room.get("", BAG_ROOM))
+    return RaggedInput(ids, f"{ids}/lengths", bounds, dtype, form, held, weights, features, used)
 
 
 def _replace_loops(

@@ -31,7 +31,7 @@ class PartsOfNode:
         self.constants: dict[str, Array] = {}
 
     def input(self, place: int) -> str:
-        """Its name; empty where it is left out."""
+        """The name of the input at this place; empty where it is left out."""
         return self.fused.input[place] if place < len(self.fused.input) else ""
 
     def inputs(self, count: int) -> list[str]:

@@ -101,7 +101,7 @@ def _linear_regressor(parts: PartsOfNode, kind: TensorType) -> bool:
 
 
 def _linear_classifier(parts: PartsOfNode, kind: TensorType) -> bool:
-    """Of two classes or more, each with coefficients of its own and a number for a label."""
+    """Expand a classifier of two classes or more, each with coefficients of its own and a number for a label."""
     labels, after = np.array(parts.given("classlabels_ints", []), np.int64), parts.given("post_transform", b"NONE")
     kinds = {b"NONE": "Identity", b"SOFTMAX": "Softmax", b"LOGISTIC": "Sigmoid"}
     if labels.size < 2 or after not in kinds:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 import onnx
 from onnx import TensorProto, helper
 
-from veltair.compiler.onnx.constants import captured_names
+from veltair.compiler.onnx.constants import captured_names, read_names
 
 OWN_DOMAIN, OPAQUE = "veltair", "OnnxRuntime"  # OnnxRuntime(…): its graph `body`; the doc string says why
 NARROW_FLOATS = {  # element types of tensors that nothing of ours computes
@@ -43,11 +43,6 @@ def narrow_floats(nodes: Sequence[onnx.NodeProto], kinds: Mapping[str, int]) -> 
         for name in node.output
         if kinds.get(name) in NARROW_FLOATS
     }
-
-
-def read_names(node: onnx.NodeProto) -> set[str]:
-    """The tensors that a node reads, and the graphs inside it. Names that only those know are harmless."""
-    return {name for name in node.input if name} | captured_names(node)
 
 
 def body_nodes(node: onnx.NodeProto) -> list[onnx.NodeProto]:

@@ -128,7 +128,7 @@ class _SampleLabels:
         return [_joined([whole, *(self._of(name) for name in node.input[2:] if name)])]
 
     def _moved(self, node: onnx.NodeProto) -> list[Labels] | None:
-        """By doing to the labels what the node does to the values."""
+        """Do to the labels what the node does to the values."""
         labelled = node.input if node.op_type == "Concat" else node.input[:1]
         if any(name not in self._constants for name in node.input[len(labelled) :] if name):
             return None
@@ -137,7 +137,7 @@ class _SampleLabels:
         return self._evaluator.run(node, [*wholes, *others])
 
     def _row_by_row(self, node: onnx.NodeProto, output: str) -> Labels:
-        """As of an operator that computes each row from the same row of its inputs: of those with as many of them."""
+        """Labels of an operator that computes each row from the same row of its inputs, of those with as many rows."""
         labels = {name: self._of(name) for name in node.input if name and name not in self._constants}
         rank, axis = len(self._values[output].shape), self._batch_axis(output)
         if axis is None or any(np.any(each == BOTH) for each in labels.values()):
@@ -187,7 +187,7 @@ def _joined(labels: Sequence[Labels]) -> Labels:
 
 
 def _compressed(labels: Labels) -> Labels:
-    """With axes of 1 where all are alike along them."""
+    """The labels with axes of 1 where all are alike along them."""
     for axis, extent in enumerate(labels.shape):
         if extent > 1:
             one = labels.take([0], axis)

@@ -137,7 +137,7 @@ def _input_facts(value: onnx.ValueInfoProto, batches: Sequence[int]) -> TensorFa
 
 
 def _stated(outputs: Iterable[onnx.ValueInfoProto], symbols: Set[str]) -> dict[str, TensorFacts]:
-    """What the file says of outputs, where that is all of their shapes but for the batch (one of `symbols`)."""
+    """What the file says of outputs, where that is all of their shapes except for the batch (one of `symbols`)."""
     found = {}
     for value in outputs:
         tensor = value.type.tensor_type

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from veltair.compiler.onnx.branches import take_branch
-from veltair.compiler.onnx.constants import captured_names, inner_graphs
+from veltair.compiler.onnx.constants import captured_names, inner_graphs, read_names
 from veltair.compiler.onnx.folding.fused_operators import expand_fused
 from veltair.compiler.onnx.folding.ml_operators import expand_ml
 from veltair.compiler.onnx.node_attributes import attribute
@@ -48,7 +48,7 @@ class TensorFacts:
 
     @classmethod
     def of_type(cls, kind: int, shapes: Iterable[Shape]) -> TensorFacts:
-        """Of a tensor of which only its type and its shape at each batch size are known.
+        """Facts of a tensor of which only its type and its shape at each batch size are known.
 
         >>> TensorFacts.of_type(onnx.TensorProto.FLOAT, [(2, 0)]).constant
         array([], shape=(2, 0), dtype=float32)
@@ -57,7 +57,7 @@ class TensorFacts:
 
     @classmethod
     def of_types(cls, types: Iterable[TensorType]) -> TensorFacts:
-        """Likewise. A tensor without elements has one value."""
+        """Facts of a tensor from its type at each batch size. A tensor without elements has one value."""
         known = tuple(types)
         if any(kind.elements != 0 for kind in known):
             return cls(known)
@@ -69,7 +69,7 @@ class TensorFacts:
 
     @property
     def constant(self) -> Array | None:
-        """Its value, if that is the same at every batch size."""
+        """The tensor's value, if that is the same at every batch size."""
         if self.values is None or any(not same_values(self.values[0], other) for other in self.values[1:]):
             return None
         return self.values[0]
@@ -116,15 +116,15 @@ class ShapePropagation:
         that may not be.
         """
         left = deque(self._given)
-        readers = Counter(name for node in self._given for name in _read(node))
+        readers = Counter(name for node in self._given for name in read_names(node))
         wanted = set(self._outputs)
         while left:
             node = left.popleft()
-            readers.subtract(_read(node))
+            readers.subtract(read_names(node))
             if (parts := self._parts(node)) is not None:
                 taken, constants = parts
                 left.extendleft(reversed(taken))
-                readers.update(name for inner in taken for name in _read(inner))
+                readers.update(name for inner in taken for name in read_names(inner))
                 self.constants |= constants
                 self._facts |= {n: TensorFacts.of_constant(a, len(self._samples)) for n, a in constants.items()}
                 continue
@@ -132,8 +132,8 @@ class ShapePropagation:
             self._makers |= dict.fromkeys(node.output, node)
             self._facts |= self._visit(node)
             if any(name in self.opaque or self._facts[name].values is None for name in node.output if name):
-                wanted.update(_read(node))
-            for name in _read(node):
+                wanted.update(read_names(node))
+            for name in read_names(node):
                 facts = self._facts.get(name)
                 if not readers[name] and name not in wanted and facts is not None and facts.values is not None:
                     self._facts[name] = replace(facts, values=())
@@ -155,7 +155,7 @@ class ShapePropagation:
 
     def _visit(self, node: onnx.NodeProto) -> dict[str, TensorFacts]:
         names = [name for name in node.output if name]
-        reasons = [self.opaque[name] for name in _read(node) if name in self.opaque]
+        reasons = [self.opaque[name] for name in read_names(node) if name in self.opaque]
         types = [self._infer(node, sample, lenient=bool(reasons)) for sample in self._samples]
         values = None if reasons else self._values(node, types)
         if values is not None:
@@ -222,11 +222,6 @@ class ShapePropagation:
     def _inputs(self, facts: Sequence[TensorFacts | None]) -> Iterator[list[Array | None]]:
         for sample in self._samples:
             yield [None if fact is None or fact.values is None else fact.values[sample] for fact in facts]
-
-
-def _read(node: onnx.NodeProto) -> set[str]:
-    """The tensors that a node reads, and the graphs inside it. Names that only those know are harmless."""
-    return {name for name in node.input if name} | captured_names(node)
 
 
 def _measure(node: onnx.NodeProto, shape: Shape) -> Array:

@@ -235,7 +235,7 @@ OPERATORS: Mapping[str, Callable[[ScanBody, onnx.NodeProto], list[SymbolicTensor
 
 
 def equal_sums(left: SymbolicTensor, right: SymbolicTensor) -> bool:
-    """Whether two sums are equal but for rounding."""
+    """Whether two sums are equal except for rounding."""
     return left.terms.keys() == right.terms.keys() and all(
         np.allclose(left.terms[key], right.terms[key]) for key in left.terms
     )

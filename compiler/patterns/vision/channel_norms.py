@@ -28,7 +28,7 @@ def lrn(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
 
 
 def l2_normalize(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    """From ReduceL2 on: x / clip(|x|), and the factors of the channels behind it."""
+    """Match x / clip(|x|) from its ReduceL2 on, and the factors of the channels behind it."""
     name = node.input[0]
     shape = view.shape_of(name)
     if len(shape) != 4 or reduced_axes(node, view.constants) not in ([1], [-3]) or not attribute(node, "keepdims", 1):

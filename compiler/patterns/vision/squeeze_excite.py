@@ -19,7 +19,7 @@ from veltair.compiler.patterns.vision.pool import averages_plane
 
 
 def squeeze_excite(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    """From the mean of a plane on: [1x1 convolution, activation] twice, then the product with the pool's input."""
+    """Match, from a plane's mean on: [1x1 convolution, activation] twice, then the product with the pool's input."""
     name, pooled = node.input[0], node.output[0]
     if not averages_plane(node, view, builder):
         return False

@@ -113,14 +113,14 @@ class Packrat(Policy):
         return None
 
     def _look(self, state: SchedulerState, now_ns: int) -> None:
-        anew = self._new
+        changed = self._new
         self._new = False
         if now_ns >= self._next_look_ns:
             period_ns = now_ns - self._next_look_ns + PERIOD_NS
             self._next_look_ns = now_ns + PERIOD_NS
             for pack in self.packs.values():
-                anew |= pack.observe(period_ns)
-        if anew:
+                changed |= pack.observe(period_ns)
+        if changed:
             assign_threads(list(self.packs.values()), state.cores)
 
 

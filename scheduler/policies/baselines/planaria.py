@@ -105,7 +105,7 @@ class Planaria(Policy):
 
 
 def _startable(state: SchedulerState) -> Iterator[ActiveQuery]:
-    """As many of the waiting ones, in order of arrival, as there are workers for."""
+    """The waiting queries, in order of arrival, as many as there are workers for."""
     return islice(state.waiting.values(), max(0, state.workers - len(state.in_flight)))
 
 
@@ -129,8 +129,8 @@ def share_cores(tasks: list[PlanariaTask], cores: int) -> dict[int, int]:
 
 
 def _spread(granted: dict[int, int], tasks: list[PlanariaTask], spare: int) -> None:
-    """In proportion to priority over what is left, the highest first; what rounding leaves goes to the highest
-    priority. Nobody gets more than the profile measured.
+    """Grant spare cores in proportion to priority over what is left, the highest first; what rounding leaves goes to
+    the highest priority. Nobody gets more than the profile measured.
     """
     scored = [(task.active.tenant.priority / task.rest_ns, task.active) for task in tasks]
     total = sum([score for score, _ in scored])

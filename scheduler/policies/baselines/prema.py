@@ -20,7 +20,7 @@ LEVELS = (9, 3, 1)  # tokens; also the priorities high, medium and low
 class Prema(Policy):
     """A query starts with its priority in tokens and earns priority x waited / isolated time while it waits.
 
-    The choice is made anew between layers. It can change only when a query arrives or when the tokens of one that
+    The choice is made again between layers. It can change only when a query arrives or when the tokens of one that
     waits reach a level, which can be computed: a block ends at the first layer boundary after that.
 
     It fails on many cores: one query at a time cannot use them, and the others wait.
@@ -87,7 +87,7 @@ class Prema(Policy):
         return tokens
 
     def _level_times_ns(self, waiting: Iterator[ActiveQuery], threshold: int, now_ns: int) -> Iterator[float]:
-        """From now: when those that wait reach the threshold, and the levels above it that raise it."""
+        """Times from now: when those that wait reach the threshold, and the levels above it that raise it."""
         for active in waiting:
             now = self._tokens_of(active, now_ns)
             yield from ((level - now) / _rate(active) for level in LEVELS if level >= threshold and level > now)

@@ -57,7 +57,7 @@ class Backlog:
         return self._kinds.values()
 
     def kind_of(self, active: ActiveQuery) -> WaitingKind:
-        """Of a query that waits."""
+        """The kind of a query that waits."""
         return self._kind_of[active.query.id]
 
     def add(self, active: ActiveQuery) -> None:
@@ -100,5 +100,5 @@ class SampleCosts:
             self._least_ns.append(min(self._least_ns[-1], costs.rest_on_one_ns[SOLO][0] / batch))
 
     def least_ns(self, samples: int) -> float:
-        """In the batches that so many samples fill; infinite if they fill none."""
+        """The least core time of a sample in the batches that so many samples fill; infinite if they fill none."""
         return self._least_ns[bisect_right(self._batches, samples)]

@@ -97,13 +97,15 @@ class FairShare:
         return kept * spare_ns
 
     def forget(self, tenant: str) -> None:
-        """The tenant is gone. What others of its owner did is counted anew."""
+        """The tenant is gone. What others of its owner did is counted from zero."""
         owner = self._owners.pop(tenant, tenant)
         self._usage.pop(owner, None)
         self._kept.pop(owner, None)
 
     def _used_ns(self, usage: _Usage) -> float:
-        """For its weight over the last window: of the one before, the part that is not longer ago."""
+        """Core time over the last window, divided by the weight; of the window before counts the part that is not
+        longer ago.
+        """
         return (usage.used_ns + usage.used_before_ns * (1 - self._passed)) / usage.weight
 
     def _pass_to(self, now_ns: int) -> None:

@@ -9,11 +9,11 @@ from veltair.scheduler.policies.veltair.sizing import cores_that_pay
 from veltair.scheduler.query_states import QueryState
 from veltair.scheduler.state import SchedulerState
 
-WORTH_A_STOP_NS = 1_000_000  # several times what it costs to stop a block and to start it anew
+WORTH_A_STOP_NS = 1_000_000  # several times what it costs to stop a block and to start it again
 
 
 class LoneQuery:
-    """Stops a block that more cores would end earlier, so that it starts anew on them; at most one of each query.
+    """Stops a block that more cores would end earlier, so that it starts again on them; at most one of each query.
 
     ::
 

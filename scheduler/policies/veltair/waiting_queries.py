@@ -67,14 +67,14 @@ class WaitingQueries:
             self.batchable.discard(active)
 
     def forget(self, tenant: str) -> None:
-        """The tenant is gone; the backlog and the heaps have nothing of it any more, but for entries to be dropped."""
+        """The tenant is gone; backlog and heaps have nothing of it any more, except for entries to be dropped."""
         self.batchable.forget(tenant)
         self.late.forget(tenant)
         for tenants in self._timely.values():
             tenants.pop(tenant, None)
 
     def heads(self, state: SchedulerState, now_ns: int) -> Iterator[tuple[int, float, ActiveQuery]]:
-        """Of each priority the query that must start first: (priority, its latest start as of now, query).
+        """The query of each priority that must start first: (priority, its latest start as of now, query).
 
         Behind others of its tenant a query counts only once its latest start has passed.
         """
@@ -96,7 +96,7 @@ class WaitingQueries:
         return min(self.late.heads(), key=attrgetter("ready_ns"), default=None)
 
     def latest_starts(self, state: SchedulerState) -> dict[int, float]:
-        """By query, of those that wait and can be in time; O(queries), for tests."""
+        """Latest starts of the queries that wait and can be in time, by query; O(queries), for tests."""
         levels = [levels for tenants in self._timely.values() for levels in tenants.values()]
         entries = [entry for queues in levels for queue in queues for entry in queue]
         return {id: latest_ns for latest_ns, id, active in entries if state.waiting.get(id) is active}

@@ -41,5 +41,5 @@ class CounterSampling:
         return CountersSampled(now_ns, self._counters.sample(now_ns))
 
     def seconds_to_sample(self, now_ns: int) -> float | None:
-        """Until a reading is due; None when there are no counters."""
+        """The time until a reading is due; None when there are no counters."""
         return None if self._counters is None else max(0.0, (self._next_ns - now_ns) / 1e9)

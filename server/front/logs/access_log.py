@@ -88,7 +88,7 @@ class AccessLog:
         self._write(1, lambda: [_line(end_ns, request_id[:MOST_ID], *how)])
 
     def _write(self, count: int, lines: Lines) -> None:
-        """And say how many lines were lost before, once there is room again."""
+        """Write the lines, and say how many were lost before, once there is room again."""
         lost = self._writer.lost
         if self._writer.add(count, lines) and lost > self._lost:
             fields = {"time": utc(time.time()), "level": "WARNING", "logger": "veltair.access", "event": "lines_lost"}

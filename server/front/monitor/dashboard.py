@@ -1,6 +1,6 @@
 """`Dashboard`: the pages below /admin, and a stream that shows each viewer the server once a second.
 
-Without viewers it does no work, but for the step that the last hour takes every ten seconds (`hour_history`).
+Without viewers it does no work, except for the step that the last hour takes every ten seconds (`hour_history`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Dashboard:
     # Pages
 
     async def front_door(self, request: Request) -> Response:
-        """Of the server's address alone: to the dashboard, where it is served there."""
+        """Send who asks for the server's address alone to the dashboard, where it is served there."""
         if self._apart and request.scope.get(CAME_IN, ("main", ""))[0] != "admin":
             raise UnknownPathError(
                 "the dashboard is served at the address for administration; /docs describes this one"

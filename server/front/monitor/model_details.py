@@ -61,7 +61,7 @@ def _port(port: Port, manifest: Manifest) -> dict[str, Any]:
 
 
 def _memory(served: ServedTenant, workers: int | None, held: ModelMemory | None) -> dict[str, Any]:
-    """In bytes."""
+    """The model's memory in bytes."""
     manifest = served.manifest
     return {
         "weights": sum(buffer.bytes_at(1) for buffer in manifest.buffers if buffer.kind == "weight"),
@@ -96,7 +96,7 @@ def _layer(manifest: Manifest, layer: LayerEntry, cores: int) -> dict[str, Any]:
 
 
 def _use(status: TenantStatus) -> dict[str, Any]:
-    """Since the engine started."""
+    """The model's use since the engine started."""
     return {
         "done": status.done,
         "versions": {str(version): layers for version, layers in sorted(status.versions.items())},

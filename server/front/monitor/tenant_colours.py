@@ -32,7 +32,7 @@ def tenant_colour(index: int) -> tuple[str, str]:
 
 
 def _hex(lightness: float, hue: float) -> str:
-    """With as much of CHROMA as a screen can show."""
+    """The colour with as much of CHROMA as a screen can show."""
     chroma = CHROMA
     rgb = _linear_rgb(lightness, chroma, hue)
     while min(rgb) < 0 or max(rgb) > 1:

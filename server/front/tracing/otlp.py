@@ -94,7 +94,9 @@ class OtlpCollector:
 
 
 def _exporter(settings: OtlpSettings) -> SpanExporter:
-    """Its time is given: the exporters take OTEL_EXPORTER_OTLP_TIMEOUT for seconds, which are milliseconds."""
+    """The exporter, with its timeout given: the exporters take OTEL_EXPORTER_OTLP_TIMEOUT for seconds, which are
+    milliseconds.
+    """
     if settings.protocol == "grpc":
         insecure = settings.endpoint.startswith("http://")
         return GrpcExporter(endpoint=settings.endpoint, insecure=insecure, timeout=settings.timeout_s)

@@ -76,8 +76,17 @@ class QueryTraces:
         reason: str | None = error.reason if isinstance(error, RefusedError) else None
         if outcome == "failed":
             reason = error.failure if isinstance(error, QueryError) else FailureReason.INTERNAL
-        own = context, tenant, self._model_of(tenant), request_id, outcome
-        self.add(QueryTrace(*own, arrival_ns, time.monotonic_ns(), None if reason is None else str(reason)))
+        trace = QueryTrace(
+            context,
+            tenant,
+            self._model_of(tenant),
+            request_id,
+            outcome,
+            arrival_ns,
+            end_ns=time.monotonic_ns(),
+            reason=None if reason is None else str(reason),
+        )
+        self.add(trace)
 
     async def follow(self) -> None:
         """Take what I/O threads have traced, again and again."""
@@ -113,10 +122,19 @@ class QueryTraces:
         for trace, parent, query, protocol, request_id, (number, end_ns, outcome, _, reason, stages, took_ns) in rows:
             if (tenant := self._tenant_of(number)) is None:  # it is gone
                 continue
-            ids = int.from_bytes(trace, "big"), int.from_bytes(parent, "big")
-            context = TraceContext("grpc" if protocol == native.GRPC else "http", *ids)
-            own = context, tenant, self._model_of(tenant), request_id, outcome
-            self._add_half(query, QueryTrace(*own, end_ns - took_ns, end_ns, reason, stages))
+            spoken: Protocol = "grpc" if protocol == native.GRPC else "http"
+            half = QueryTrace(
+                TraceContext(spoken, int.from_bytes(trace, "big"), int.from_bytes(parent, "big")),
+                tenant,
+                self._model_of(tenant),
+                request_id,
+                outcome,
+                arrival_ns=end_ns - took_ns,
+                end_ns=end_ns,
+                reason=reason,
+                stage_ns=stages,
+            )
+            self._add_half(query, half)
 
     def _add_half(self, query: int, trace: QueryTrace) -> None:
         """`query`: its number; 0: the engine has never had it."""

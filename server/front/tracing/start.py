@@ -59,7 +59,7 @@ def trace_queries(
     metrics: Metrics,
     threads: IoThreads | None,
 ) -> Iterator[None]:
-    """In a loop that runs: trace what is asked from here on. Raises ConfigError as `otlp_collector` does."""
+    """Trace what is asked from here on; an event loop must run. Raises ConfigError as `otlp_collector` does."""
     with TraceSender(partial(otlp_collector(), settings, service.version)) as sender:
         traces = service.traces = QueryTraces(
             sender.add,

@@ -17,7 +17,7 @@ Protocol = Literal["grpc", "http"]
 
 
 class TraceContext(NamedTuple):
-    """Of a query that is traced.
+    """The trace that a query belongs to.
 
     >>> TraceContext("http").trace_id
     0

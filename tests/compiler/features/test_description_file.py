@@ -78,7 +78,7 @@ WRONG = [
     ('kind = "float"', 'kind = "real"', "feature 'age': kind: invalid enum value 'real'"),
     ('kind = "float"', "", "feature 'age': object missing required field `kind`"),
     ('name = "age"', 'nam = "age"', "unknown field `nam`"),
-    ('name = "age"', 'name = "city"', "features: 'city' stands twice"),
+    ('name = "age"', 'name = "city"', "features: 'city' appears twice"),
     ("[[inputs]]", "[[outputs]]", "unknown key 'outputs'"),
     ('columns = ["age", "city"]', 'columns = ["age"]', "column 'city': no input joins it"),
     ('columns = ["age", "city"]', 'columns = ["age", "town"]', "there is no column 'town'"),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from veltair.compiler.timing import latency_tables
 from veltair.compiler.timing.co_runners import buffer_bytes, distinct_levels, run_co_runners
-from veltair.compiler.timing.latency_tables import TimingJob, count_passes, measure_tables
+from veltair.compiler.timing.latency_tables import TimingJob, count_passes, make_tables, measure_times
 from veltair.compiler.timing.measure import Meter
 from veltair.errors import VeltairError
 from veltair.machine.topology import cache_bytes, usable_machine
@@ -108,9 +108,9 @@ def tables(factors: dict[str, list[float]], layers: list[int], cores: int = 3) -
     jobs = [TimingJob(Path("x.so"), symbol, ((),), count) for symbol, count in zip(factors, layers, strict=True)]
     ticks: list[None] = []
     with METERS[-1] as meter:
-        found = measure_tables(jobs, meter, (0.5, 1.0), tick=lambda: ticks.append(None))
+        times = measure_times(jobs, meter, (0.5, 1.0), tick=lambda: ticks.append(None))
     assert len(ticks) == len(jobs) * count_passes(cores, (0.5, 1.0))
-    return found
+    return make_tables(jobs, times)
 
 
 def rows(found: latency_tables.LatencyTables, job: int) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veltair.compiler.timing.latency_tables import MemoryModel, TimingJob, measure_tables
+from veltair.compiler.timing.latency_tables import MemoryModel, TimingJob, make_tables, measure_times
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.timing.modelled_interference import (
     SHARES,
@@ -91,8 +91,9 @@ def test_levels_are_modelled_where_none_is_measured(caplog: pytest.LogCaptureFix
     cores = usable_machine().cores
     cores = (cores[0], cores[-1])
     with Alone(cores) as meter:
-        plain = measure_tables(jobs, meter, (1.0,))
-        found = measure_tables(jobs, meter, (1.0,), model=MemoryModel(MEMORY, (0,)))
+        times = measure_times(jobs, meter, (1.0,))
+    plain = make_tables(jobs, times)
+    found = make_tables(jobs, times, MemoryModel(MEMORY, (0,)))
     assert (plain.levels, plain.sources) == ((1.0,), ("measured",))
     assert found.sources == ("measured", *["modelled"] * (len(found.levels) - 1))
     assert len(found.levels) > 5

@@ -116,6 +116,6 @@ def test_a_late_query_may_yield_to_those_that_can_be_in_time(build, yields, expe
     assert started(scheduler.handle(QueryArrived(0, make_query(1)))) == [1]
     assert started(scheduler.handle(QueryArrived(1, make_query(2, 1)))) == []
     assert started(scheduler.handle(QueryArrived(19, make_query(3, 19)))) == []
-    # at 2 query 2 could be in time no more; query 3 can until 19 + 20 - 20
+    # from 2 on query 2 could not be in time any more; query 3 can until 19 + 20 - 20
     assert started(scheduler.handle(BlockFinished(19, 1, 1, 19))) == expected[:1]
     assert started(scheduler.handle(BlockFinished(39, expected[0], 1, 20))) == expected[1:]

@@ -76,16 +76,7 @@ def kill(daemon: Daemon, module: str) -> None:
         return len(set(processes(daemon, module)) - set(before)) == len(before)
 
     until(f"others in the places of {module}", again)
-    until("a server that is ready", lambda: get(daemon, "/v2/health/ready") == 200)
-
-
-def get(daemon: Daemon, path: str) -> int:
-    try:
-        with urllib.request.urlopen(f"http://{daemon.http}{path}") as response:
-            return int(response.status)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code
+    until("a server that is ready", lambda: daemon.status("/v2/health/ready") == 200)
 
 
 def load(daemon: Daemon, name: str = "mlp", change: str = "load") -> tuple[int, str]:

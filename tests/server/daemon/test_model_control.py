@@ -37,7 +37,7 @@ def repository(artifacts: Path, tmp_path: Path) -> Path:
     return folder
 
 
-LOAD_S = 180.0  # for a load that costs workers, which start anew
+LOAD_S = 180.0  # for a load that costs workers, which start again
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from example_models import LONG_TURNS, spin_state
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from running_daemon import Daemon, configuration, running, serve, spin, until
+from running_daemon import configuration, running, serve, spin, until
 from running_engine import WAIT_S
 from tritonclient.utils import InferenceServerException
 
@@ -66,15 +66,6 @@ def test_a_draining_daemon_refuses_and_a_second_signal_cuts(bounded: Path, tmp_p
             assert daemon.process.wait(WAIT_S) == 0
 
 
-def status_of(daemon: Daemon, path: str) -> int:
-    try:
-        with urllib.request.urlopen(f"http://{daemon.http}{path}", timeout=WAIT_S) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code
-
-
 READY = ["/v2/health/ready", "/v2/models/spin/ready"]
 
 
@@ -93,16 +84,16 @@ def test_a_lame_duck_is_not_ready_and_serves(bounded: Path, tmp_path: Path, fron
             triton_http.InferenceServerClient(daemon.http) as http,
         ):
             clients = ((rpc, triton_grpc), (http, triton_http))
-            assert [status_of(daemon, path) for path in READY] == [200, 200] and healthy() == [True, True]
+            assert [daemon.status(path) for path in READY] == [200, 200] and healthy() == [True, True]
             daemon.process.send_signal(signal.SIGTERM)
-            until("not ready", lambda: status_of(daemon, READY[0]) == 503)
-            assert [status_of(daemon, path) for path in READY] == [503, 503]
+            until("not ready", lambda: daemon.status(READY[0]) == 503)
+            assert [daemon.status(path) for path in READY] == [503, 503]
             assert not rpc.is_server_ready() and not rpc.is_model_ready("spin")
             until("not healthy", lambda: healthy() == [False, False])
             for _ in range(3):  # the first of them by way of Python, the others by a plan
                 for client, module in clients:
                     assert client.infer("spin", spin(module, 3, 2)).as_numpy("state")[0] == spin_state(3, 2)
-            assert status_of(daemon, "/v2/health/live") == 200 and rpc.is_server_live()
+            assert daemon.status("/v2/health/live") == 200 and rpc.is_server_live()
             assert daemon.process.poll() is None
             answers: Queue[tuple[Any, Any]] = Queue()
             rpc.async_infer(

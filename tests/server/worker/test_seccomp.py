@@ -61,7 +61,7 @@ def test_what_is_denied_whatever_its_arguments(machine: str) -> None:
     checked = {numbers[MACHINES.index(machine)] for numbers in CHECKED.values()} - {None}
     assert len(denied) + len(checked) == sum(
         numbers[MACHINES.index(machine)] is not None for numbers in (*CALLS.values(), *CHECKED.values())
-    ), "a number stands twice"
+    ), "a number appears twice"
     for number in range(LAST_KNOWN + 1):
         if number not in checked:
             assert verdict(machine, number) == (errno.EPERM if number in denied else 0), number

@@ -1,7 +1,7 @@
 """The cases of h2spec 2.6, a conformance test of HTTP/2 servers: what a client sends, and what has to come back.
 
-Their numbers are h2spec's, of its groups `generic`, `http2` and `hpack`; what is sent is written anew after its list of
-cases, and what has to come after RFC 9113 and RFC 7541. Where the RFCs leave a choice, it is what our server does. A
+Their numbers are h2spec's, of its groups `generic`, `http2` and `hpack`; what is sent follows its list of cases, and
+what has to come back follows RFC 9113 and RFC 7541. Where the RFCs leave a choice, it is what our server does. A
 request is of gRPC here; h2spec's is a GET, for which nothing that is tested makes a difference.
 
 No case is left out but `http2/3.5/1` and `generic/1/1`, a valid preface: every other case begins with it. Of the RFCs'

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import CFUNCTYPE, POINTER, byref, c_bool, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
-from importlib.util import find_spec
 from typing import Any
 
 from http2_ends import Call, End, Reaction
 
 from veltair.grpc.http2 import frames, hpack
+from veltair.machine.native_library import native_library
 
 
 class _Field(ctypes.Structure):
@@ -75,9 +75,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def _load() -> ctypes.CDLL:
-    spec = find_spec("veltair.grpc.native._http2")
-    assert spec is not None and spec.origin is not None, "not built: pip install -e ."
-    library = ctypes.CDLL(spec.origin)
+    library = native_library("veltair.grpc.native._http2")
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

@@ -26,6 +26,7 @@ from veltair.scheduler.events import (
 )
 from veltair.scheduler.policies.by_name import POLICIES
 from veltair.simulation.arrivals import draw_arrivals
+from veltair.simulation.miss_budget import MissBudget
 from veltair.simulation.simulation import Simulation
 from veltair.simulation.simulation_scenario import SimulationScenario, TenantWorkload, WorkloadShape
 
@@ -198,13 +199,13 @@ def test_a_lost_run_is_given_up_and_a_held_one_is_not():
         (TenantWorkload(name="m", model="m", qps=100, target_ms=20),), WorkloadShape(queries=2000)
     )
     simulation = Simulation(scenario, model, {"m": [small_model(model, "cksccc")]})
-    held = simulation.run("veltair-full", 1, planned=1)
+    held = simulation.run("veltair-full", 1, budget=MissBudget(1))
     assert not held.abandoned and held.outcomes[0].qos_held
     full = simulation.run("veltair-full", 1, scale=20.0)
-    lost = simulation.run("veltair-full", 1, scale=20.0, planned=1)
+    lost = simulation.run("veltair-full", 1, scale=20.0, budget=MissBudget(1))
     assert not full.abandoned and not full.outcomes[0].qos_held
     assert lost.abandoned and lost.blocks < full.blocks / 2
-    assert simulation.run("veltair-full", 1, planned=1, before=(full,)).abandoned  # nothing is left to miss
+    assert simulation.run("veltair-full", 1, budget=MissBudget(1, (full,))).abandoned  # nothing is left to miss
 
 
 @pytest.mark.parametrize("proxy", ["observed", "demand", "counters"])

@@ -53,7 +53,7 @@ def test_a_folder_beside_the_scenario_is_no_model_of_the_zoo(tmp_path, monkeypat
         (GOOD.replace("10", "0"), "tenants[0].qps: expected `float` > 0.0"),
         (GOOD.replace("10", "-3"), "tenants[0].qps: expected `float` > 0.0"),
         (GOOD.replace("5.0", "0"), "tenants[0].target_ms: expected `float` > 0.0"),
-        (GOOD + GOOD, "tenants[1].name: 'a' stands twice"),
+        (GOOD + GOOD, "tenants[1].name: 'a' appears twice"),
         (GOOD + 'arrivals = "file"\n', 'tenants[0]: expected file exactly where arrivals = "file"'),
         (GOOD + 'file = "x"\n', 'tenants[0]: expected file exactly where arrivals = "file"'),
         (GOOD + 'arrivals = "bursts"\n', "tenants[0].arrivals: invalid enum value 'bursts'"),

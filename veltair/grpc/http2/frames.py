@@ -13,7 +13,7 @@ DEFAULT_WINDOW_BYTES, DEFAULT_FRAME_BYTES, LARGEST_WINDOW_BYTES = 65535, 16384, 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 DATA_FRAME_BYTES = 1 << 20  # the largest data frame that the other side may send
-CONTROL_BYTES = 1 << 14  # its largest other frame, but for headers; its largest header list
+CONTROL_BYTES = 1 << 14  # its largest other frame, except for headers; its largest header list
 BLOCK_BYTES = 1 << 16  # of a header block: its list may be too large without harm to other streams
 REQUEST_WINDOW_BYTES = DEFAULT_WINDOW_BYTES  # of a request: the rest of a message may come once it has begun
 ANSWER_WINDOW_BYTES = 1 << 23  # of an answer, ahead of its reader

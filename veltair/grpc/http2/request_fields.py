@@ -29,7 +29,7 @@ def check_request(fields: Sequence[Field]) -> int | None:
         pseudo += 1
     found = dict(fields[:pseudo])
     if len(found) < pseudo or not all(name in _PSEUDO and _is_value(value) for name, value in found.items()):
-        raise InvalidFieldsError("a pseudo-header field that is unknown or stands twice")
+        raise InvalidFieldsError("a pseudo-header field that is unknown or appears twice")
     if not all(name in found for name in _REQUIRED) or not found[":path"]:
         raise InvalidFieldsError("a pseudo-header field is missing")
     _check_regular(fields[pseudo:])

@@ -72,7 +72,7 @@ static void end_data(h2_connection *connection) {
   else h2_extend_window(stream);
 }
 
-/* Handles the frame that begins here, but for the payload of data. Returns how many bytes it took, 0 where some are
+/* Handles the frame that begins here, except for the payload of data. Returns how many bytes it took, 0 where some are
  * missing. */
 static size_t read_frame(h2_connection *connection, const uint8_t *from, size_t room) {
   if (room < FRAME_HEAD_BYTES) return 0;

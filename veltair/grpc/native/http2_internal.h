@@ -24,7 +24,7 @@ enum {
   DEFAULT_FRAME_BYTES = 16384,
   LARGEST_WINDOW_BYTES = INT32_MAX,
   DATA_FRAME_BYTES = 1 << 20,        /* the largest data frame that the other side may send */
-  CONTROL_BYTES = DEFAULT_FRAME_BYTES, /* its largest other frame, but for headers */
+  CONTROL_BYTES = DEFAULT_FRAME_BYTES, /* its largest other frame, except for headers */
   REQUEST_WINDOW_BYTES = DEFAULT_WINDOW_BYTES, /* of a request: the rest of a message may come once it is wanted */
   ANSWER_WINDOW_BYTES = 1 << 23,     /* of an answer, ahead of its reader */
   CONNECTION_WINDOW_BYTES = 1 << 30, /* streams bound the memory in use, so this window does not */

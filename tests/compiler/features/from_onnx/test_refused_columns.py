@@ -51,7 +51,7 @@ WRONG: list[Any] = [
     ([HISTORY[0], encoder("tokens", "token.id", ["a"], [1], 2), *HISTORY[2:]], "leads to a row that is not zero"),
     ([node("StringSplit", ["history"], ["tokens", "n"], delimiter="<>"), *HISTORY[1:]], "one ASCII character"),
     ([node("StringSplit", ["history"], ["tokens", "n"]), *HISTORY[1:]], "one ASCII character"),
-    ([encoder("city", "city.id", ["a", "a"], [1, 2], 0), CITY[1]], "a key stands twice"),
+    ([encoder("city", "city.id", ["a", "a"], [1, 2], 0), CITY[1]], "a key appears twice"),
     ([encoder("city", "city.id", ["a", "b"], [1], 0), CITY[1]], "2 keys, 1 values"),
     ([hashed("city", "h", "zero-d"), LOOKED_UP], "expected texts and a constant number of buckets"),
     ([hashed("city", "h", "none"), LOOKED_UP], "0 buckets; expected 1 to 2147483647"),

@@ -18,7 +18,7 @@ BLOCK = encode(FIELDS)
 @given(st.lists(st.integers(0, len(BLOCK)), max_size=4), st.booleans())
 def test_blocks_in_parts(cuts: list[int], ends_stream: bool) -> None:
     reader, bounds = HeaderBlockReader(), [0, *sorted(cuts), len(BLOCK)]
-    for last in range(2):  # the reader starts anew with every block
+    for last in range(2):  # the reader starts again with every block
         for i, (begin, end) in enumerate(pairwise(bounds)):
             kind = frames.CONTINUATION if i else frames.HEADERS
             complete = i == len(bounds) - 2

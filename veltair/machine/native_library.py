@@ -1,4 +1,4 @@
-"""Loads the small C libraries of the server: plain C for ctypes, built as extensions when the package is installed."""
+"""Loads small C libraries: plain C for ctypes, built as extensions when the package is installed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,18 @@ def native_library(module: str) -> ctypes.CDLL:
     >>> native_library("veltair.server.protocol._length_prefixed").prefix.__name__
     'prefix'
     """
+    return ctypes.CDLL(library_path(module))
+
+
+def library_path(module: str) -> str:
+    """The file of an extension module, which is not loaded. Raises VeltairError where it was not built."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         raise VeltairError("veltair's native part is missing: install the package with pip, which builds it with gcc")
-    return ctypes.CDLL(spec.origin)
+    return spec.origin
 
 
 def array_address(array: NDArray[Any]) -> int:
-    """Of its first byte, valid as long as the array lives, in a third of the time of `array.ctypes.data`."""
+    """The address of its first byte, valid while the array lives, in a third of the time of `array.ctypes.data`."""
     address: int = array.__array_interface__["data"][0]
     return address
