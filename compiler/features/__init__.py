@@ -13,9 +13,8 @@ The way to that kernel, for columns that a description or the ONNX file itself d
 3. `feature_layout` says where a query's raw features lie: one packed buffer for each type.
 4. `table_store` loads the rows of all tables into one array; `vocabularies` makes hash tables of the keys.
 5. `index_ranges` and `column_ranges` prove which indices can occur, so that needless guards and checks are dropped
-   (RECom 5.1).
-6. `kernel` sorts the columns by code path (one of those is that of columns with one value a row, which need no
-   reduction: RECom 5.2), writes the table and generates the code; `text_code` is the part of it that
+   (RECom 5.1); `symbolic_shapes` proves which columns have one value a row and need no reduction (RECom 5.2).
+6. `kernel` sorts the columns by code path, writes the table and generates the code; `text_code` is the part of it that
    reads bytes.
 
 `feature_reference` computes the same in plain Python, for tests and for the check of every code version;

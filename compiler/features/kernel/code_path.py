@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from veltair.compiler.features.feature_description import ColumnStep, Feature, FeatureColumn
+from veltair.compiler.features.symbolic_shapes import has_one_value
 
 ROW_STEPS = (
     ColumnStep.HASH,
@@ -71,4 +72,4 @@ def code_path(column: FeatureColumn, feature: Feature) -> CodePath:
     if column.combiner == "sequence":
         return CodePath(kind, step, Combination.ROWS)
     passed_on = step is ColumnStep.COPY or column.gives_counts
-    return CodePath(kind, step, Combination.ONE if passed_on or feature.most_values == 1 else Combination.MANY)
+    return CodePath(kind, step, Combination.ONE if passed_on or has_one_value(feature) else Combination.MANY)
