@@ -32,6 +32,10 @@ class RunningBlock(State):
         moved = self.costs.bytes
         return (moved[self.block.stop] - moved[self.block.start]) / max(self.predicted_ns, 1)
 
+    def core_ns_left(self, now_ns: int) -> int:
+        """Cores x time until its end, on the cores that it has taken up."""
+        return max(self.ends_ns - now_ns, 0) * self.stretches[-1][1]
+
     def grant(self, more: CoreSet) -> None:
         """Grants more cores, which the worker takes up later."""
         self.core_set = tuple(sorted(self.core_set + more))

@@ -135,12 +135,13 @@ class SchedulerState:
         return run
 
     def grow(self, step: Grow, run: RunningBlock) -> CoreSet:
-        """Grants a running block some of the free cores in addition, and returns all that it has."""
+        """Grants a running block some of the free cores in addition, and returns all that it has, which may be more
+        than it wanted at its start."""
         active = step.active
         self._move(active, Trigger.GROW)
         run.grant(self.pool.take(step.more, run.core_set, step.avoid))
         if not run.growable:
-            del self.wants_cores[active.query.id]
+            self.wants_cores.pop(active.query.id, None)
         return run.core_set
 
     def stop(self, active: ActiveQuery) -> None:

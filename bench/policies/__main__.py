@@ -25,7 +25,7 @@ import numpy as np
 from bench.paper.experiment_cache import Call, run
 from bench.paper.experiments import MACHINE
 from bench.paths import RESULTS
-from bench.policies import seed_peaks
+from bench.policies import clairvoyant_bound, seed_peaks
 from bench.policies.seed_peaks import OURS
 from veltair.machine.environment import describe_environment
 from veltair.scheduler.policies.by_name import POLICIES
@@ -49,6 +49,27 @@ def main() -> int:
         for seed in range(1, args.seeds + 1)
     ]
     found = iter(run(calls, "peaks"))
+    columns = list(dict.fromkeys((setting, percentile) for setting, _, percentile in asked))
+    limits = iter(
+        run(
+            [
+                (clairvoyant_bound.clairvoyant_qps, *column, seed)
+                for column in columns
+                for seed in range(1, args.seeds + 1)
+            ],
+            "bounds",
+        )
+    )
+    bounds = [
+        {
+            "machine": machine,
+            "relaxed": relaxed,
+            "workload": workload,
+            "percentile": percentile,
+            "qps": [round(next(limits), 3) for _ in range(args.seeds)],
+        }
+        for (workload, machine, relaxed), percentile in columns
+    ]
     rows = [
         {
             "machine": machine,
@@ -62,30 +83,41 @@ def main() -> int:
         for ((workload, machine, relaxed), policy, percentile), choice in zip(asked, choices, strict=True)
     ]
     if args.out.exists():  # rows that were not asked for stay
-        kept = json.loads(args.out.read_text("utf-8"))["rows"]
-        rows = [row for row in kept if _key(row) not in asked] + rows
-    result = {"environment": asdict(describe_environment()), "rows": rows}
+        kept = json.loads(args.out.read_text("utf-8"))
+        rows = [row for row in kept["rows"] if _key(row) not in asked] + rows
+        bounds = [row for row in kept.get("bounds", ()) if _column(row) not in columns] + bounds
+    result = {"environment": asdict(describe_environment()), "rows": rows, "bounds": bounds}
     args.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    print(tables(rows))
+    print(tables(rows, bounds))
     return 0
 
 
 def _key(row: Mapping[str, Any]) -> tuple[tuple[str, str, float], str, float]:
-    return (row["workload"], row["machine"], row["relaxed"]), row["policy"], row["percentile"]
+    setting, percentile = _column(row)
+    return setting, row["policy"], percentile
 
 
-def tables(rows: Sequence[Mapping[str, Any]]) -> str:
+def _column(row: Mapping[str, Any]) -> tuple[tuple[str, str, float], float]:
+    return (row["workload"], row["machine"], row["relaxed"]), row["percentile"]
+
+
+def tables(rows: Sequence[Mapping[str, Any]], bounds: Sequence[Mapping[str, Any]]) -> str:
     """Markdown: one table for each machine model."""
     machines = dict.fromkeys((row["machine"], row["relaxed"]) for row in rows)
+
+    def on(machine: tuple[str, float], given: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        return [row for row in given if (row["machine"], row["relaxed"]) == machine]
+
     return "\n\n".join(
         f"On `{machine}`{f', with {relaxed:g} times the targets' if relaxed != 1 else ''}:\n\n"
-        + table([row for row in rows if (row["machine"], row["relaxed"]) == (machine, relaxed)])
+        + table(on((machine, relaxed), rows), on((machine, relaxed), bounds))
         for machine, relaxed in machines
     )
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown: each policy's mean peak with its 95 % interval, and what `veltair` gains over the best other one."""
+def table(rows: Sequence[Mapping[str, Any]], bounds: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: each policy's mean peak with its 95 % interval, what `veltair` gains over the best other one, and how
+    much of what no scheduler exceeds it reaches."""
     columns = list(dict.fromkeys((row["workload"], row["percentile"]) for row in rows))
     by_key = {(row["policy"], row["workload"], row["percentile"]): row["qps"] for row in rows}
     policies = list(dict.fromkeys(row["policy"] for row in rows))
@@ -95,6 +127,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     others = [{p: by_key[p, *column] for p in policies if p != OURS and (p, *column) in by_key} for column in columns]
     ours = [by_key.get((OURS, *column), ()) for column in columns]
     lines.append(["**`veltair` over the best other**", *(_gain(*each) for each in zip(ours, others, strict=True))])
+    limits = {(row["workload"], row["percentile"]): row["qps"] for row in bounds}
+    lines.append(["no scheduler exceeds", *(_peak(limits.get(column, ())) for column in columns)])
+    shares = [_share(mine, limits.get(column, ())) for mine, column in zip(ours, columns, strict=True)]
+    lines.append(["**`veltair` of that**", *shares])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -128,6 +164,10 @@ def _gain(ours: Sequence[float], others: Mapping[str, Sequence[float]]) -> str:
         return ""
     low, high = mean_interval([a - b for a, b in zip(ours, others[best], strict=True)])
     return f"{statistics.fmean(ours) / mean:.2f}x {best} ({1 + low / mean:.2f} to {1 + high / mean:.2f})"
+
+
+def _share(ours: Sequence[float], limit: Sequence[float]) -> str:
+    return f"{statistics.fmean(ours) / statistics.fmean(limit):.0%}" if ours and limit else ""
 
 
 def _arguments() -> Any:

@@ -159,7 +159,7 @@ class ArrivalCheck:
                 core_ns = remaining_core_ns(active, self._corrections[active.tenant.name], now_ns)
                 work.append((due_ns, counted_ns(core_ns, active.avg_cores)))
             elif run.ends_ns > now_ns:
-                work.append((due_ns, counted_ns((run.ends_ns - now_ns) * len(run.core_set), active.avg_cores)))
+                work.append((due_ns, counted_ns(run.core_ns_left(now_ns), active.avg_cores)))
         return work
 
     def _core_ns(self, state: SchedulerState, kind: WaitingKind) -> float:

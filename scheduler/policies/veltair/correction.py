@@ -68,6 +68,4 @@ def remaining_core_ns(active: ActiveQuery, correction: Correction, now_ns: int) 
         cores = active.avg_cores
         time_ns = costs.time_ns(SOLO, cores, active.next_layer, costs.layers)
         left_ns = time_ns * correction.ratio(cores) * cores
-    if run is not None and run.ends_ns > now_ns:
-        left_ns += (run.ends_ns - now_ns) * len(run.core_set)
-    return left_ns
+    return left_ns + (0 if run is None else run.core_ns_left(now_ns))

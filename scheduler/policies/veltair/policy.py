@@ -15,7 +15,7 @@ from veltair.scheduler.policies.veltair.batching import choose_batch
 from veltair.scheduler.policies.veltair.contention import Contention
 from veltair.scheduler.policies.veltair.correction import Correction, Corrections, remaining_ns
 from veltair.scheduler.policies.veltair.fair_share import FairShare
-from veltair.scheduler.policies.veltair.lone_query import LoneQuery
+from veltair.scheduler.policies.veltair.idle_cores import IdleCores
 from veltair.scheduler.policies.veltair.preemption import Preemption
 from veltair.scheduler.policies.veltair.reserve import Reserve
 from veltair.scheduler.policies.veltair.sizing import size_block
@@ -32,8 +32,9 @@ class Veltair(Policy):
 
     Beyond the paper: a query that cannot be in time is refused at once, or put last where it has begun (`admission`);
     profiles are corrected by what is measured (`correction`); a query that is alone takes all cores that pay, which
-    are fewer while queries meet often (`sizing`, `contention`, `lone_query`); an urgent one may stop a block that has
-    time (`preemption`); waiting queries of one tenant run as one batch where that takes less of the cores (`batching`).
+    are fewer while queries meet often (`sizing`, `contention`); cores that fall idle go to blocks that run
+    (`idle_cores`); an urgent query may stop a block that has time (`preemption`); waiting queries of one tenant run as
+    one batch where that takes less of the cores (`batching`).
 
     A tenant's queries start in the order of their priority levels; the latest start orders those of one level.
 
@@ -61,7 +62,7 @@ class Veltair(Policy):
         self._arrival_check = ArrivalCheck(self._corrections, self._waiting, self._reserve, self._slow, self._fair)
         self._preemption = Preemption(self._corrections)
         self._contention = Contention()
-        self._lone_query = LoneQuery(self._corrections)
+        self._idle = IdleCores(self._corrections, self._slow)
 
     def query_arrived(self, active: ActiveQuery, now_ns: int) -> None:
         self._arrived.append(active)
@@ -78,7 +79,7 @@ class Veltair(Policy):
             self._reserve.query_done(active, now_ns)
         self._waiting.discard(active)
         self._preemption.forget(active.query.id)
-        self._lone_query.forget(active.query.id)
+        self._idle.forget(active.query.id)
 
     def edge_timed(self, spent_ns: Mapping[str, int]) -> None:
         self._fair.served(spent_ns)
@@ -100,8 +101,7 @@ class Veltair(Policy):
             if (refused := self._arrival_check.refuse(state, arrived, now_ns)) is not None:
                 return refused
         if not (state.waiting or state.wants_cores):
-            victim = self._lone_query.find(state, self._contention, now_ns)
-            return None if victim is None else Stop(victim)
+            return self._idle.find_use(state, self._contention, now_ns)
         first, late = None, None
         least: float = inf
         for active in state.between_blocks():
