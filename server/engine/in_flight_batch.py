@@ -52,6 +52,10 @@ class InFlightBatch:
         return self.queries[0].tenant
 
     @property
+    def version(self) -> str:
+        return self.queries[0].version
+
+    @property
     def description(self) -> str:
         """Its queries, for a log."""
         numbers = ", ".join([str(query.message.query) for query in self.queries])

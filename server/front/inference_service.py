@@ -18,8 +18,8 @@ from veltair.server.front import model_metadata
 from veltair.server.front.admission import refuse_past_deadline
 from veltair.server.front.http_body import BodyMemory
 from veltair.server.front.logs.access_log import AccessLog
-from veltair.server.front.metrics import Metrics
-from veltair.server.front.query_result import QueryResult, trace_parameters
+from veltair.server.front.metrics import NO_COUNTS, Metrics
+from veltair.server.front.query_result import QueryResult, trace_parameters, wants_trace
 from veltair.server.front.request_counts import RequestCounts, outcome_of_error
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
 from veltair.server.front.snapshot import Snapshot
@@ -43,11 +43,11 @@ from veltair.server.protocol.validation import (
 )
 from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.model_control import ModelControl
+from veltair.server.repository.model_memory import ModelMemory
 from veltair.server.repository.served_tenant import ServedTenant
 from veltair.types import DEFAULT_PRIORITY_LEVEL
 
 TENANT_HEADER = "veltair-tenant"  # HTTP header and gRPC metadata; the parameter `tenant` does the same
-TRACE_PARAMETER = "veltair_trace"  # true: the response's parameters say how the query was served
 
 
 class InferenceEngine(Protocol):
@@ -154,7 +154,7 @@ class InferenceService:
             response = await self._infer(served, counts, request, arrival_ns, deadline_ns, resolve, trace)
         except BaseException as error:
             duration_ns = time.monotonic_ns() - arrival_ns
-            counts.count_error(error, duration_ns)
+            counts.count_error(error, duration_ns, served.version)
             if self.access_log is not None:
                 self.access_log.add_error(request.id, served.name, counts.model, error, duration_ns)
             if self.traces is not None and trace is not None:
@@ -197,7 +197,7 @@ class InferenceService:
         stages = stage_times(
             arrival_ns, result.submitted_ns, result.stamps, result.execute_ns, answered_ns=time.monotonic_ns()
         )
-        counts.count_answer(stages, batch)
+        counts.count_answer(stages, batch, served.version)
         parameters = warn_of_unknown(request.parameters)
         if traced:
             parameters |= trace_parameters(result, stages, level, served.priority)
@@ -254,24 +254,28 @@ class InferenceService:
 
     def model_configuration(self, model: str, version: str = "") -> dict[str, Any]:
         served = self.resolve(model, version)
-        return model_metadata.model_configuration(served.name, served.manifest, served.qos)
+        versions = self.engine.models.versions(served.name)
+        return model_metadata.model_configuration(served.name, versions, served.manifest, served.qos)
 
     async def statistics(self, model: str = "", version: str = "") -> dict[str, Any]:
-        """Statistics of one model, or of all. While there is no engine, executions are those that it told of last."""
-        sees = caller.get().sees
-        every = [each for name, each in self.engine.models.tenants.items() if sees(name)]
-        served = [self.resolve(model, version)] if model else every
+        """Statistics of each version that is served, of one model or of all, or of one version. While there is no
+        engine, executions are those that it told of last."""
+        name, sees = self.resolve(model, version).name if model else "", caller.get().sees
+        every = [each for each in self.engine.models.all() if sees(each.name) and name in ("", each.name)]
+        served = [self.resolve(model, version)] if model and version else every
         memory = {}
         with suppress(VeltairError):
             snapshot = await self.engine.snapshot()
             self.metrics.follow(snapshot)
             memory = {(each.tenant, each.version): each for each in snapshot.memory}
         self.metrics.refresh()
-        rows = [
-            model_metadata.model_statistics(*each.key, self.metrics.tenants[each.name], memory.get(each.key))
-            for each in served
-        ]
-        return {"model_stats": rows}
+        return {"model_stats": [self._statistics_of(each, memory.get(each.key)) for each in served]}
+
+    def _statistics_of(self, served: ServedTenant, memory: ModelMemory | None) -> dict[str, Any]:
+        name, version = served.key
+        told = self.metrics.engines.tenants.get(name, NO_COUNTS).executions.get(version, {})
+        counts = self.metrics.tenants[name].versions[version]
+        return model_metadata.model_statistics(name, version, counts, told, memory)
 
     def repository_index(self, *, ready_alone: bool = False) -> list[dict[str, str]]:
         if self.control is not None:
@@ -294,7 +298,3 @@ class InferenceService:
 
 def _size(tensor: Tensor) -> int:
     return tensor.data.nbytes + tensor.offsets.nbytes if isinstance(tensor, Strings) else tensor.nbytes
-
-
-def wants_trace(parameters: Mapping[str, Parameter]) -> bool:
-    return parameters.get(TRACE_PARAMETER) in (True, "true", 1)

@@ -185,7 +185,8 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
                 metrics.certificate_days = certificates.days_left
             if threads is not None:
                 metrics.refresh, metrics.connections = threads.drain_counts, threads.connection_counts
-                metrics.tenant_of, metrics.refused_by_threads = partial(_tenant_of, client), threads.refusal_counts
+                metrics.tenant_of, metrics.version_of = partial(_tenant_of, client), partial(_version_of, client)
+                metrics.refused_by_threads = threads.refusal_counts
             metrics.events, metrics.hour = events, HourHistory(metrics.tenants, lambda: metrics.refresh())
             held.callback(asyncio.create_task(metrics.hour.record()).cancel)
             service = InferenceService(
@@ -244,6 +245,8 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
             where = ", ".join(map(" ".join, addresses.items()))
             _tell(config, "ready", client.tenants, "ready: %s", where, **addresses)
             await ended_before(stop, http_task)
+            if reloading is not None:
+                reloading.cancel()
             lame_duck_s = config.server.lame_duck_s if stop.is_set() else 0.0
             manager.stopping(lame_duck_s + config.server.drain_timeout_s)
             await leave(client, grpc_front, stop_now, lame_duck_s, events.add)
@@ -270,6 +273,12 @@ def _tenant_of(client: EngineClient, number: int) -> str | None:
     """The name of the tenant that the engine knows by this number."""
     served = None if client.numbered is None else client.numbered.served_as(number)
     return None if served is None else served.name
+
+
+def _version_of(client: EngineClient, number: int) -> str:
+    """Of the model that the engine knows by this number."""
+    served = None if client.numbered is None else client.numbered.served_as(number)
+    return "" if served is None else served.version
 
 
 def _tell_of_models(client: EngineClient, metrics: Metrics, dashboard: Dashboard) -> None:

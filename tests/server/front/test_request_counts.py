@@ -23,7 +23,7 @@ from veltair.errors import (
 )
 from veltair.server.front import recent_window, request_counts
 from veltair.server.front.recent_window import CAPACITY, RecentWindow
-from veltair.server.front.request_counts import OUTCOMES, DurationHistogram, ExecutionCounts, RequestCounts
+from veltair.server.front.request_counts import OUTCOMES, DurationHistogram, RequestCounts
 from veltair.server.ipc.stages import ENDED_REQUEST, EXECUTE, STAGES
 from veltair.types import QoSTarget
 
@@ -77,7 +77,7 @@ def state(value: object) -> object:
         return value.tolist()
     if isinstance(value, DurationHistogram):
         return value.buckets(), value.sum_ns
-    parts = isinstance(value, RequestCounts | RecentWindow | ExecutionCounts)
+    parts = isinstance(value, RequestCounts | RecentWindow)
     return {k: state(v) for k, v in vars(value).items()} if parts else value
 
 
@@ -139,8 +139,8 @@ def test_a_batch_counts_beside_single_requests_and_its_late_end_is_not_the_last(
     counts.count_batch(np.array(rows, ENDED_REQUEST), monotonic_ns=1_000 * MS, wall_ns=1_000 * MS + WALL_NS)
     assert counts.outcomes == Counter(ok=2, overloaded=1)
     assert counts.refusals == {RefusalReason.SLOTS: 1}
-    assert (counts.qos_met, counts.inferences, counts.failed_ns) == (1, 4, MS)
-    assert counts.last_ms == (900 * MS + WALL_NS) // MS
+    assert (counts.qos_met, counts.inferences, counts.versions["1"].failed_ns) == (1, 4, MS)
+    assert counts.versions["1"].last_ms == (900 * MS + WALL_NS) // MS
     stats = counts.window.stats(0, 1_000 * MS)
     assert (stats.qps, stats.refused_qps, stats.qos_rate) == (2.0, 1.0, 1 / 3)
 
