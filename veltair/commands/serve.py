@@ -22,7 +22,8 @@ import uvloop
 from veltair.api.artifacts_config import artifacts_config
 from veltair.commands.usage import announce
 from veltair.config import ServeConfig, read_config, split_address
-from veltair.errors import UserError, VeltairError
+from veltair.error_line import print_error
+from veltair.errors import ConfigError, UserError, VeltairError
 from veltair.grpc.server import BACKLOG
 from veltair.machine.malloc import reuse_message_memory
 from veltair.profiles.artifact.artifact_folder import load_artifact
@@ -50,6 +51,7 @@ from veltair.server.ipc.process_setup import log_to_stderr, logs_json, set_nice
 from veltair.server.lifecycle import SERVING, ended_before, leave, let_in, read_stdin, reload_when_asked
 from veltair.server.listening import FLUSH_S, HttpServer, address_of, bind, listen_inside, start_threads
 from veltair.server.protocol.origin_check import OriginCheck, known_hosts
+from veltair.server.repository.model_folders import configured_models, wanted_versions
 from veltair.server.service_manager import ServiceManager
 from veltair.server.wire import native
 
@@ -93,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         if logs_json():
             _log.critical("%s", error, extra=event("failed"))
         else:
-            print(f"veltair serve: {error}", file=sys.stderr)
+            print_error("serve", str(error))
         return 2 if isinstance(error, UserError) else 1
     except KeyboardInterrupt:  # before the daemon had its own handlers
         return 130
@@ -120,12 +122,16 @@ def check(config: ServeConfig, *, as_json: bool) -> int:
         check_files(config.server.tls)
         for fault in find_faults(config.server.tls):
             print(f"warning: {fault}", file=sys.stderr)
-    found = {tenant.name: load_artifact(Path(tenant.artifact)) for tenant in config.tenants}
+    entries, broken = configured_models(config)
+    for reason in broken.values():
+        raise ConfigError(reason)
+    wanted = [each for entry in entries.values() for each in wanted_versions(entry)]
+    found = [(each, load_artifact(each.path)) for each in wanted]
     if as_json:
-        print(json.dumps({"ok": True, "tenants": {name: artifact.digest for name, artifact in found.items()}}))
+        print(json.dumps({"ok": True, "tenants": {each.entry.name: artifact.digest for each, artifact in found}}))
         return 0
-    for name, artifact in found.items():
-        print(f"{name}: {artifact.path}\n{indent(artifact.summary(), '  ')}")
+    for each, artifact in found:
+        print(f"{each.entry.name} {each.version}: {artifact.path}\n{indent(artifact.summary(), '  ')}")
     print("the configuration is right")
     return 0
 
