@@ -25,7 +25,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics_exposition
 
 from veltair.errors import RefusalReason, RefusedError, RequestError
-from veltair.server.front.engine_totals import EngineTotals
+from veltair.server.front.counts.engine_totals import EngineTotals
 from veltair.server.front.monitor.event_history import EventHistory
 from veltair.server.front.monitor.hour_history import HourHistory
 from veltair.server.front.process_metrics import DaemonProcess, process_metrics

@@ -13,7 +13,7 @@ import msgspec
 
 from veltair.profiles.artifact.manifest import Manifest, Port
 from veltair.profiles.artifact.ragged_inputs import RaggedInput
-from veltair.server.front.version_counts import VersionCounts
+from veltair.server.front.counts.version_counts import VersionCounts
 from veltair.server.ipc.status_records import Executions
 from veltair.server.protocol.datatypes import datatype_name
 from veltair.server.repository.model_memory import ModelMemory

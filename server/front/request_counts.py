@@ -21,8 +21,8 @@ from veltair.errors import (
     RefusedError,
     RequestError,
 )
+from veltair.server.front.counts.version_counts import VersionCounts
 from veltair.server.front.recent_window import FAILED, LIMITED, OK, REFUSED, SECOND_NS, RecentWindow
-from veltair.server.front.version_counts import VersionCounts
 from veltair.server.ipc.stages import EXECUTE, GAP, STAGES, WAIT
 from veltair.types import QoSTarget
 
