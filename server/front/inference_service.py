@@ -15,7 +15,7 @@ from veltair.errors import UnknownModelError, UnsupportedError, VeltairError
 from veltair.profiles.artifact.strings import Strings
 from veltair.server.access.callers import caller
 from veltair.server.front import model_metadata
-from veltair.server.front.admission import refuse_past_deadline
+from veltair.server.front.admission import as_counted, earliest_deadline, refuse_past_deadline
 from veltair.server.front.http_body import BodyMemory
 from veltair.server.front.logs.access_log import AccessLog
 from veltair.server.front.metrics import NO_COUNTS, Metrics
@@ -37,7 +37,6 @@ from veltair.server.protocol.validation import (
     batch_size,
     priority_level,
     text_parameter,
-    timeout_ns,
     validate_outputs,
     warn_of_unknown,
 )
@@ -152,8 +151,9 @@ class InferenceService:
         counts = self.metrics.tenants[served.name]
         try:
             response = await self._infer(served, counts, request, arrival_ns, deadline_ns, resolve, trace)
-        except BaseException as error:
+        except BaseException as raised:
             duration_ns = time.monotonic_ns() - arrival_ns
+            error = as_counted(raised, request.parameters, arrival_ns, deadline_ns, arrival_ns + duration_ns)
             counts.count_error(error, duration_ns, served.version)
             if self.access_log is not None:
                 self.access_log.add_error(request.id, served.name, counts.model, error, duration_ns)
@@ -180,9 +180,7 @@ class InferenceService:
         locations = {output.name: output.location for output in request.outputs if output.location is not None}
         self.regions.check_outputs(locations)
         level = priority_level(request.parameters)
-        timeout = timeout_ns(request.parameters)
-        if timeout is not None:
-            deadline_ns = min(arrival_ns + timeout, deadline_ns or arrival_ns + timeout)
+        deadline_ns = earliest_deadline(request.parameters, arrival_ns, deadline_ns)
         refuse_past_deadline(deadline_ns, time.monotonic_ns())
         traced = wants_trace(request.parameters)
         how: dict[str, Any] = {"priority_level": level, "traced": traced or trace is not None}
