@@ -30,7 +30,7 @@ from veltair.server.ipc.messages import (
     UnloadModel,
 )
 from veltair.server.ipc.open_artifacts import as_passed
-from veltair.server.ipc.process_setup import die_with_parent, logs_json
+from veltair.server.ipc.process_setup import die_with_parent, log_to_stderr, logs_json
 from veltair.server.ipc.worker_cell import WorkerCell
 from veltair.server.worker.sandbox import confine
 from veltair.server.worker.worker_models import WorkerModels
@@ -212,6 +212,7 @@ def run(engine: int, sock: socket.socket) -> int:
     """Be a worker of that engine, which passes on `sock` the descriptors of cell, bell and tensor pool, and those of
     lanes and artifacts. Returns the exit code."""
     channel: Channel[ToWorker] = Channel(sock, ToWorker)
+    log_to_stderr()
     if logs_json():
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # TVM's handler writes lines that are no JSON
     try:
