@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import signal
 import sys
@@ -75,6 +76,8 @@ def build_parser(loaded: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 success, 1 a check failed, 2 a bad input or disk, 130 interrupted."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="replace")  # ASCII and Latin-1 do not have what tables are drawn with
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments:
         print(FIRST_STEPS)

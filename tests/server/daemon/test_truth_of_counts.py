@@ -119,7 +119,7 @@ def test_a_client_that_leaves_at_its_deadline_has_missed_it(clients: tuple[Clien
     both, _ = clients
     missed, left = count(both, "deadline", "spin"), count(both, "cancelled", "spin")
     for _ in range(2):  # the second by the first one's plan
-        with pytest.raises(InferenceServerException, match="(?i)deadline"):
+        with pytest.raises(InferenceServerException, match=r"(?i)deadline"):
             both.rpc.infer("spin", spin(triton_grpc, LONG, 1), client_timeout=0.3)
     until("both are counted", lambda: count(both, "deadline", "spin") == missed + 2)
     leaving = both.rpc.async_infer(

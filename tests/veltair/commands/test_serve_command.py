@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -127,6 +128,14 @@ def test_a_check_reads_the_repository_and_each_version(
     (tmp_path / "models" / "mlp" / "tenant.toml").write_text("qos_ms = 0\n")
     assert main(command) == 2
     assert "tenant.toml: qos_ms" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_encoding_of_a_terminal_will_do(artifacts: Path, encoding: str) -> None:
+    command = [sys.executable, "-m", "veltair.cli", "inspect", str(artifacts / "mlp")]
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    ended = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"") and "dense2" in ended.stdout.decode(encoding)
 
 
 def test_a_check_for_programs(artifacts: Path, capsys: pytest.CaptureFixture[str]) -> None:
