@@ -153,14 +153,14 @@ class InferenceService:
             response = await self._infer(served, counts, request, arrival_ns, deadline_ns, resolve, trace)
         except BaseException as raised:
             duration_ns = time.monotonic_ns() - arrival_ns
-            error = as_counted(raised, request.parameters, arrival_ns, deadline_ns, arrival_ns + duration_ns)
-            counts.count_error(error, duration_ns, served.version)
+            ended = as_counted(raised, request.parameters, arrival_ns, deadline_ns, arrival_ns + duration_ns)
+            counts.count_error(ended, duration_ns, served.version)
             if self.access_log is not None:
-                self.access_log.add_error(request.id, served.name, counts.model, error, duration_ns)
+                self.access_log.add_error(request.id, served.name, counts.model, ended, duration_ns)
             if self.traces is not None and trace is not None:
-                self.traces.add_error(trace, served.name, request.id, error, arrival_ns)
-            if outcome_of_error(error) == "failed":
-                log_failed_query(getattr(error, "query", None), served.name, request.id, str(error))
+                self.traces.add_error(trace, served.name, request.id, ended, arrival_ns)
+            if outcome_of_error(ended) == "failed":
+                log_failed_query(getattr(ended, "query", None), served.name, request.id, str(ended))
             raise
         if self.access_log is not None:
             self.access_log.add_answer(request.id, response.served.name, response.stage_ns)
