@@ -154,7 +154,8 @@ class _FrontProcess:
             metrics.certificate_days = self._certificates.days_left
         if threads is not None:
             metrics.refresh, metrics.connections = threads.drain_counts, threads.connection_counts
-            metrics.tenant_of, metrics.refused_by_threads = partial(_tenant_of, client), threads.refusal_counts
+            metrics.tenant_of, metrics.version_of = partial(_tenant_of, client), partial(_version_of, client)
+            metrics.refused_by_threads = threads.refusal_counts
         metrics.events, metrics.hour = self._events, HourHistory(metrics.tenants, lambda: metrics.refresh())
         self._run_beside(metrics.hour.record())
         return metrics
@@ -177,6 +178,8 @@ class _FrontProcess:
         client.open_to_threads()
         self._tell_ready(client, service, grpc_front.address, announce)
         await ended_before(self._signals.stop, http_task)
+        if self._reloading is not None:
+            self._reloading.cancel()
         await self._drain(client, grpc_front)
         if service.traces is not None:
             service.traces.settle(last=True)
@@ -261,6 +264,12 @@ def _tenant_of(client: EngineClient, number: int) -> str | None:
     """The name of the tenant that the engine knows by this number."""
     served = None if client.numbered is None else client.numbered.served_as(number)
     return None if served is None else served.name
+
+
+def _version_of(client: EngineClient, number: int) -> str:
+    """The version of the model that the engine knows by this number."""
+    served = None if client.numbered is None else client.numbered.served_as(number)
+    return "" if served is None else served.version
 
 
 def _models_changed(client: EngineClient, metrics: Metrics, dashboard: Dashboard) -> None:

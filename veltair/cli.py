@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import signal
 import sys
 from collections.abc import Collection
 
 import veltair
+from veltair.error_line import print_error
 from veltair.errors import UserError, VeltairError
 
 # name -> (module with add_arguments(parser) and run(args) -> exit code, one line of help)
@@ -35,7 +37,6 @@ COMMANDS = {
     "completion": ("veltair.commands.shell.completion", "print a script by which a shell completes the commands"),
     "man": ("veltair.commands.shell.manual", "print the man page"),
 }
-LONGEST_LINE = 1000  # characters of an error
 
 
 FIRST_STEPS = """\
@@ -75,6 +76,8 @@ def build_parser(loaded: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 success, 1 a check failed, 2 a bad input or disk, 130 interrupted."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="replace")  # ASCII and Latin-1 do not have what tables are drawn with
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments:
         print(FIRST_STEPS)
@@ -84,28 +87,22 @@ def main(argv: list[str] | None = None) -> int:
     try:
         code: int = args.run(args)
     except UserError as error:
-        _complain(args.command, str(error))
+        print_error(args.command, str(error))
         return 2
     except VeltairError as error:
-        _complain(args.command, str(error))
+        print_error(args.command, str(error))
         return 1
     except KeyboardInterrupt:
-        _complain(args.command, "interrupted")
+        print_error(args.command, "interrupted")
         return 128 + signal.SIGINT
     except BrokenPipeError:
         return 1
     except OSError as error:  # a full disk, a folder that nobody may write, …
         if error.errno is None:
             raise
-        _complain(args.command, f"{error.filename}: {error.strerror}" if error.filename else os.strerror(error.errno))
+        print_error(args.command, f"{error.filename}: {error.strerror}" if error.filename else os.strerror(error.errno))
         return 2
     return code
-
-
-def _complain(command: str, text: str) -> None:
-    """One line, whatever names an input has: a terminal obeys control characters."""
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:LONGEST_LINE])
-    print(f"veltair {command}: {line}{'…' if len(text) > LONGEST_LINE else ''}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,10 @@ class InFlightBatch:
         return self.queries[0].tenant
 
     @property
+    def version(self) -> str:
+        return self.queries[0].version
+
+    @property
     def description(self) -> str:
         """The queries of the batch, for a log."""
         numbers = ", ".join([str(query.message.query) for query in self.queries])

@@ -71,7 +71,7 @@ class InFlightQueries:
     def add(self, message: m.InferQuery, taken_ns: int, lane: int | None = None) -> Query:
         """Take in a query that has arrived, by a lane or as a message. Returns it as the scheduler has it."""
         spec = self._tenants[message.tenant]
-        self._queries[message.query] = PendingQuery(message, spec.name, taken_ns, lane)
+        self._queries[message.query] = PendingQuery(message, spec.name, spec.version, taken_ns, lane)
         self.counters[spec.name].arrived += 1
         return Query(
             message.query,
@@ -121,7 +121,7 @@ class InFlightQueries:
         counters.predicted_ns += batch.predicted_ns
         counters.measured_ns += batch.measured_ns
         if outcome == "done":
-            counters.count_execution(batch.members.samples, batch.execute_ns)
+            counters.count_execution(batch.version, batch.members.samples, batch.execute_ns)
         for query in batch.queries:
             self._end(query, "cancelled" if query.cancelled else outcome, reason)
 

@@ -19,7 +19,7 @@ class PendingQuery:
     """A query that has not ended: it waits (`batch` is None) or runs in a batch.
 
     >>> message = InferQuery(query=1, tenant=0, slot=3, batch=1, arrival_ns=0, deadline_ns=10**9)
-    >>> query = PendingQuery(message, "mlp", taken_ns=3)
+    >>> query = PendingQuery(message, "mlp", "1", taken_ns=3)
     >>> query.batch is None
     True
     >>> query.end("cancelled", now_ns=5).stamps
@@ -28,6 +28,7 @@ class PendingQuery:
 
     message: InferQuery
     tenant: str
+    version: str  # of the tenant's model
     taken_ns: int  # when the engine took it
     lane: int | None = None  # it came by this lane, not as a message
     batch: InFlightBatch | None = None  # from its first block to its end

@@ -18,7 +18,7 @@ class TenantCounters:
 
     >>> from veltair.server.ipc.messages import InferQuery
     >>> counters = TenantCounters(qos_ns=10**7, arrived=1)
-    >>> query = PendingQuery(InferQuery(1, 0, 0, 1, arrival_ns=0, deadline_ns=10**7), "mlp", taken_ns=3)
+    >>> query = PendingQuery(InferQuery(1, 0, 0, 1, arrival_ns=0, deadline_ns=10**7), "mlp", "1", taken_ns=3)
     >>> counters.count_end(query, query.end("rejected", now_ns=5))
     >>> counters.status(waiting=0, running=0).rejected
     1
@@ -36,15 +36,14 @@ class TenantCounters:
     predicted_ns: int = 0  # of blocks that ran as they were planned
     measured_ns: int = 0  # of the same
     batches: Counter[int] = field(default_factory=Counter)  # batches started, by their number of queries
-    executions: Counter[int] = field(default_factory=Counter)  # batches done, by their number of samples
-    execution_ns: Counter[int] = field(default_factory=Counter)  # in blocks, likewise
+    executions: dict[str, dict[int, Executions]] = field(default_factory=dict)  # by version and number of samples
     versions: Counter[int] = field(default_factory=Counter)  # layers run by code version, without `block_versions`
     block_versions: Counter[tuple[int, ...]] = field(default_factory=Counter)  # blocks run by their layers' versions
 
-    def count_execution(self, samples: int, execute_ns: int) -> None:
-        """Count a batch of so many samples that has run to its end."""
-        self.executions[samples] += 1
-        self.execution_ns[samples] += execute_ns
+    def count_execution(self, version: str, samples: int, execute_ns: int) -> None:
+        """Count a batch of so many samples that has run to its end, by this version of the model."""
+        own = self.executions.setdefault(version, {})
+        own[samples] = own.get(samples, Executions()) + Executions(1, execute_ns)
 
     def count_end(self, query: PendingQuery, ended: QueryEnded) -> None:
         """Count a query that has ended. The layers of a batch count for each of its queries."""
@@ -88,6 +87,6 @@ class TenantCounters:
             predicted_ns=self.predicted_ns,
             measured_ns=self.measured_ns,
             batches=dict(self.batches),
-            executions={batch: Executions(count, self.execution_ns[batch]) for batch, count in self.executions.items()},
+            executions={version: dict(own) for version, own in self.executions.items()},
             versions=dict(self.versions),
         )

@@ -18,10 +18,49 @@ After these, the scheduler may reject a query that cannot meet its target: `Reje
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Protocol
 
-from veltair.errors import DeadlineError, OverloadedError, RefusalReason
+from veltair.errors import DeadlineError, OverloadedError, RefusalReason, RequestError
 from veltair.server.front.query_result import QueryResult
+from veltair.server.protocol.infer_request import Parameter
+from veltair.server.protocol.validation import timeout_ns
+
+ROUNDED_SHARE = 100  # clients over gRPC round the time until their deadline up by one part in so many at the most
+
+
+def earliest_deadline(parameters: Mapping[str, Parameter], arrival_ns: int, deadline_ns: int | None) -> int | None:
+    """Of the call's own deadline and of the request's `timeout`. Raises RequestError.
+
+    >>> earliest_deadline({"timeout": 7}, arrival_ns=1_000, deadline_ns=9_000)
+    8000
+    """
+    timeout = timeout_ns(parameters)
+    ends_ns = [end_ns for end_ns in (deadline_ns, timeout and arrival_ns + timeout) if end_ns is not None]
+    return min(ends_ns, default=None)
+
+
+def gives_up_at_deadline(deadline_ns: int | None, arrival_ns: int, now_ns: int) -> bool:
+    """Whether a client that leaves now does so because its time is over. Its own clock tells it so, and its reset
+    mostly comes before the server's timer.
+    """
+    return deadline_ns is not None and now_ns >= deadline_ns - (deadline_ns - arrival_ns) // ROUNDED_SHARE
+
+
+def as_counted(
+    error: BaseException, parameters: Mapping[str, Parameter], arrival_ns: int, deadline_ns: int | None, now_ns: int
+) -> BaseException:
+    """What a request that ended with this error is counted as: a miss of its deadline, where its client left at it.
+
+    >>> as_counted(asyncio.CancelledError(), {"timeout": 7}, arrival_ns=1_000, deadline_ns=None, now_ns=8_000)
+    DeadlineError('the deadline passed before the query was answered')
+    """
+    if isinstance(error, asyncio.CancelledError):
+        with suppress(RequestError):
+            if gives_up_at_deadline(earliest_deadline(parameters, arrival_ns, deadline_ns), arrival_ns, now_ns):
+                return DeadlineError(RefusalReason.DEADLINE)
+    return error
 
 
 def refuse_past_deadline(deadline_ns: int | None, now_ns: int) -> None:

@@ -57,7 +57,7 @@ class EngineClient:
         self._tasks: list[asyncio.Task[None]] = []  # those that restart and watch the engine
         self.control: ModelControl | None = None
         self._unloading: list[asyncio.Task[None]] = []  # what was unloaded while the engine started
-        self._leaving = self._draining = False
+        self._leaving = self.draining = False
         self._answers = True  # the engine has answered lately
         self._next_id = threads.next_query if threads else itertools.count(1).__next__
         self._cursor = self._first_cursor = 0  # the highest that was handed out; where this engine's blocks begin
@@ -122,7 +122,7 @@ class EngineClient:
         """Whether new queries are accepted, and should be sent here."""
         engine = self._engine
         lives = engine is not None and not engine.exited.done() and engine.workers > 0
-        return lives and self._answers and not (self._leaving or self._draining)
+        return lives and self._answers and not (self._leaving or self.draining)
 
     def report_not_ready(self) -> None:
         """The daemon will end: whoever can send queries elsewhere should. They are served until `drain`."""
@@ -145,7 +145,7 @@ class EngineClient:
         """
         arrival_ns = time.monotonic_ns()
         served = self.models.resolve(tenant) if isinstance(tenant, str) else tenant
-        refuse_while_draining(self._draining)
+        refuse_while_draining(self.draining)
         engine = self._running_engine()
         if not engine.workers:
             raise OverloadedError(RefusalReason.NO_WORKER)
@@ -189,7 +189,7 @@ class EngineClient:
             engine_restarts=self._restarts,
             held=engine.slots_taken,
             slots=server.queue_slots,
-            draining=self._draining,
+            draining=self.draining,
             blocks=tuple(blocks),
             cursor=cursor,
             memory=engine.models.memory(self.models.all(), self._worker_target + server.spare_workers),
@@ -233,10 +233,10 @@ class EngineClient:
         """Have the I/O threads take queries while somebody can serve them; else Python gets them, and says why not."""
         if self._threads is not None:
             engine = self._engine
-            self._threads.set_open(not self._draining and engine is not None and engine.workers > 0)
+            self._threads.set_open(not self.draining and engine is not None and engine.workers > 0)
 
     def _begin_drain(self) -> None:
-        self._draining = True
+        self.draining = True
         self.open_to_threads()
 
     # Starting and restarting the engine process

@@ -22,8 +22,9 @@ from veltair.grpc.server import Server, methods_by_path
 from veltair.grpc.server_call import Method
 from veltair.server.access.callers import Access
 from veltair.server.access.grpc_access import with_access
-from veltair.server.front.inference_service import TENANT_HEADER, InferenceService, wants_trace
+from veltair.server.front.inference_service import TENANT_HEADER, InferenceService
 from veltair.server.front.plan_learner import PlanLearner
+from veltair.server.front.query_result import wants_trace
 from veltair.server.ipc.stages import server_timing
 from veltair.server.protocol.grpc_codec import GrpcRequest, decode_request, encode_response, parse_request
 from veltair.server.protocol.health_checks import HealthChecks

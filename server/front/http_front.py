@@ -21,11 +21,12 @@ from starlette.requests import ClientDisconnect
 from veltair.errors import QueryError, RefusedError, RequestError, TooLargeError, UnsupportedError, quoted
 from veltair.server.front import metrics
 from veltair.server.front.http_body import HEADER_LENGTH, read_body, read_infer_request
-from veltair.server.front.inference_service import TENANT_HEADER, InferenceService, wants_trace
+from veltair.server.front.inference_service import TENANT_HEADER, InferenceService
 from veltair.server.front.monitor.api_description import ApiPages
 from veltair.server.front.monitor.dashboard import Dashboard
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.front.process_metrics import read_daemon_processes
+from veltair.server.front.query_result import wants_trace
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
 from veltair.server.ipc.stages import server_timing
 from veltair.server.protocol.compressed_body import deflate, response_coding

@@ -15,11 +15,11 @@ from veltair.errors import UnknownModelError, UnsupportedError, VeltairError
 from veltair.profiles.artifact.strings import Strings
 from veltair.server.access.callers import caller
 from veltair.server.front import model_metadata
-from veltair.server.front.admission import refuse_past_deadline
+from veltair.server.front.admission import as_counted, earliest_deadline, refuse_past_deadline
 from veltair.server.front.http_body import BodyMemory
 from veltair.server.front.logs.access_log import AccessLog
-from veltair.server.front.metrics import Metrics
-from veltair.server.front.query_result import QueryResult, trace_parameters
+from veltair.server.front.metrics import NO_COUNTS, Metrics
+from veltair.server.front.query_result import QueryResult, trace_parameters, wants_trace
 from veltair.server.front.request_counts import RequestCounts, outcome_of_error
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
 from veltair.server.front.snapshot import Snapshot
@@ -37,17 +37,16 @@ from veltair.server.protocol.validation import (
     batch_size,
     priority_level,
     text_parameter,
-    timeout_ns,
     validate_outputs,
     warn_of_unknown,
 )
 from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.model_control import ModelControl
+from veltair.server.repository.model_memory import ModelMemory
 from veltair.server.repository.served_tenant import ServedTenant
 from veltair.types import DEFAULT_PRIORITY_LEVEL
 
 TENANT_HEADER = "veltair-tenant"  # HTTP header and gRPC metadata; the parameter `tenant` does the same
-TRACE_PARAMETER = "veltair_trace"  # true: the response's parameters say how the query was served
 
 
 class InferenceEngine(Protocol):
@@ -152,15 +151,16 @@ class InferenceService:
         counts = self.metrics.tenants[served.name]
         try:
             response = await self._infer(served, counts, request, arrival_ns, deadline_ns, resolve, trace)
-        except BaseException as error:
+        except BaseException as raised:
             duration_ns = time.monotonic_ns() - arrival_ns
-            counts.count_error(error, duration_ns)
+            ended = as_counted(raised, request.parameters, arrival_ns, deadline_ns, arrival_ns + duration_ns)
+            counts.count_error(ended, duration_ns, served.version)
             if self.access_log is not None:
-                self.access_log.add_error(request.id, served.name, counts.model, error, duration_ns)
+                self.access_log.add_error(request.id, served.name, counts.model, ended, duration_ns)
             if self.traces is not None and trace is not None:
-                self.traces.add_error(trace, served.name, request.id, error, arrival_ns)
-            if outcome_of_error(error) == "failed":
-                log_failed_query(getattr(error, "query", None), served.name, request.id, str(error))
+                self.traces.add_error(trace, served.name, request.id, ended, arrival_ns)
+            if outcome_of_error(ended) == "failed":
+                log_failed_query(getattr(ended, "query", None), served.name, request.id, str(ended))
             raise
         if self.access_log is not None:
             self.access_log.add_answer(request.id, response.served.name, response.stage_ns)
@@ -180,9 +180,7 @@ class InferenceService:
         locations = {output.name: output.location for output in request.outputs if output.location is not None}
         self.regions.check_outputs(locations)
         level = priority_level(request.parameters)
-        timeout = timeout_ns(request.parameters)
-        if timeout is not None:
-            deadline_ns = min(arrival_ns + timeout, deadline_ns or arrival_ns + timeout)
+        deadline_ns = earliest_deadline(request.parameters, arrival_ns, deadline_ns)
         refuse_past_deadline(deadline_ns, time.monotonic_ns())
         traced = wants_trace(request.parameters)
         how: dict[str, Any] = {"priority_level": level, "traced": traced or trace is not None}
@@ -197,7 +195,7 @@ class InferenceService:
         stages = stage_times(
             arrival_ns, result.submitted_ns, result.stamps, result.execute_ns, answered_ns=time.monotonic_ns()
         )
-        counts.count_answer(stages, batch)
+        counts.count_answer(stages, batch, served.version)
         parameters = warn_of_unknown(request.parameters)
         if traced:
             parameters |= trace_parameters(result, stages, level, served.priority)
@@ -254,24 +252,28 @@ class InferenceService:
 
     def model_configuration(self, model: str, version: str = "") -> dict[str, Any]:
         served = self.resolve(model, version)
-        return model_metadata.model_configuration(served.name, served.manifest, served.qos)
+        versions = self.engine.models.versions(served.name)
+        return model_metadata.model_configuration(served.name, versions, served.manifest, served.qos)
 
     async def statistics(self, model: str = "", version: str = "") -> dict[str, Any]:
-        """Statistics of one model, or of all. While there is no engine, executions are those that it told of last."""
-        sees = caller.get().sees
-        every = [each for name, each in self.engine.models.tenants.items() if sees(name)]
-        served = [self.resolve(model, version)] if model else every
+        """Statistics of each version that is served, of one model or of all, or of one version. While there is no
+        engine, executions are those that it told of last."""
+        name, sees = self.resolve(model, version).name if model else "", caller.get().sees
+        every = [each for each in self.engine.models.all() if sees(each.name) and name in ("", each.name)]
+        served = [self.resolve(model, version)] if model and version else every
         memory = {}
         with suppress(VeltairError):
             snapshot = await self.engine.snapshot()
             self.metrics.follow(snapshot)
             memory = {(each.tenant, each.version): each for each in snapshot.memory}
         self.metrics.refresh()
-        rows = [
-            model_metadata.model_statistics(*each.key, self.metrics.tenants[each.name], memory.get(each.key))
-            for each in served
-        ]
-        return {"model_stats": rows}
+        return {"model_stats": [self._statistics_of(each, memory.get(each.key)) for each in served]}
+
+    def _statistics_of(self, served: ServedTenant, memory: ModelMemory | None) -> dict[str, Any]:
+        name, version = served.key
+        told = self.metrics.engines.tenants.get(name, NO_COUNTS).executions.get(version, {})
+        counts = self.metrics.tenants[name].versions[version]
+        return model_metadata.model_statistics(name, version, counts, told, memory)
 
     def repository_index(self, *, ready_alone: bool = False) -> list[dict[str, str]]:
         if self.control is not None:
@@ -294,7 +296,3 @@ class InferenceService:
 
 def _size(tensor: Tensor) -> int:
     return tensor.data.nbytes + tensor.offsets.nbytes if isinstance(tensor, Strings) else tensor.nbytes
-
-
-def wants_trace(parameters: Mapping[str, Parameter]) -> bool:
-    return parameters.get(TRACE_PARAMETER) in (True, "true", 1)

@@ -25,6 +25,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics_exposition
 
 from veltair.errors import RefusalReason, RefusedError, RequestError
+from veltair.server.front.counts.engine_totals import EngineTotals
 from veltair.server.front.monitor.event_history import EventHistory
 from veltair.server.front.monitor.hour_history import HourHistory
 from veltair.server.front.process_metrics import DaemonProcess, process_metrics
@@ -33,6 +34,7 @@ from veltair.server.front.request_counts import RequestCounts
 from veltair.server.front.request_metrics import connection_metrics, slo_metrics, tenant_request_metrics
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.daemon_events import EventKind
+from veltair.server.ipc.status_records import TenantStatus
 from veltair.server.protocol.failed_queries import log_failed_query
 from veltair.server.repository.model_memory import KINDS, MemoryMoves
 from veltair.server.wire.io_threads import ConnectionCounts
@@ -40,6 +42,7 @@ from veltair.types import QoSTarget
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 OPENMETRICS_TYPE = openmetrics_exposition.CONTENT_TYPE_LATEST
+NO_COUNTS = TenantStatus()
 _BATCH_EDGES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -68,6 +71,8 @@ class Metrics:
         self.denied: Mapping[str, int] = {}  # requests of nobody, and of who may not: `Access.denied`
         self.tenants = {name: RequestCounts(model, qos) for name, (model, qos) in targets.items()}
         self.tenant_of: Callable[[int], str | None] = list(self.tenants).__getitem__  # by the engine's number
+        self.version_of: Callable[[int], str] = lambda number: "1"  # of the tenant's model, likewise
+        self.engines = EngineTotals()
         self.memory_moves: Callable[[], MemoryMoves] = MemoryMoves
         self.on_ended: Callable[[int, int], None] = lambda number, time_ns: None  # hears of each tenant's last one
         self.connections: Callable[[], ConnectionCounts] | None = None  # of the I/O threads
@@ -85,12 +90,12 @@ class Metrics:
         self._registry.register(self)
 
     def know(self, name: str, model: str, qos: QoSTarget) -> None:
-        """Count a tenant's requests; from nothing on, where it is new or its target another one than before."""
-        known = self.tenants.get(name)
-        if known is None or (known.target_ns, known.window.percentile) != (qos.latency_ns, qos.percentile):
+        """Count a tenant's requests, and judge them by this target from here on."""
+        if (known := self.tenants.get(name)) is None:
             self.tenants[name] = RequestCounts(model, qos)
         else:
             known.model = model
+            known.aim_at(qos)
 
     def page(
         self, snapshot: Snapshot | None, processes: Sequence[DaemonProcess] = (), *, openmetrics: bool = False
@@ -107,9 +112,7 @@ class Metrics:
 
     def follow(self, snapshot: Snapshot) -> None:
         """Take over what the engine has counted."""
-        for name, told in snapshot.status.tenants.items():
-            if (counts := self.tenants.get(name)) is not None:
-                counts.executions.follow(snapshot.engine_restarts, told.executions)
+        self.engines.follow(snapshot.engine_restarts, snapshot.status)
 
     def count_ended(self, records: NDArray[Any]) -> None:
         """Count requests that have ended without Python: ENDED_REQUEST, and `tenant`, a number."""
@@ -118,7 +121,7 @@ class Metrics:
             name, own = self.tenant_of(number), records[records["tenant"] == number]
             self.on_ended(number, int(own["end_ns"].max()))
             if name is not None:
-                self.tenants[name].count_batch(own, monotonic_ns, wall_ns)
+                self.tenants[name].count_batch(own, monotonic_ns, wall_ns, self.version_of(number))
 
     def count_unread(self, error: RequestError | RefusedError) -> None:
         """Count a request that ended before its tenant was known: it could not be decoded, or there was no memory."""
@@ -203,20 +206,20 @@ class Metrics:
             "veltair_measured_block_seconds", "What those blocks took", labels=("tenant", "model")
         )
         for name, counts in self.tenants.items():
-            tenant = status.tenants.get(name)
-            predicted.add_metric((name, counts.model), tenant.predicted_ns / SECOND_NS if tenant else 0)
-            measured.add_metric((name, counts.model), tenant.measured_ns / SECOND_NS if tenant else 0)
+            tenant, of_engines = status.tenants.get(name), self.engines.tenants.get(name, NO_COUNTS)
+            predicted.add_metric((name, counts.model), of_engines.predicted_ns / SECOND_NS)
+            measured.add_metric((name, counts.model), of_engines.measured_ns / SECOND_NS)
             waiting.add_metric((name,), tenant.waiting if tenant else 0)
             running.add_metric((name,), tenant.running if tenant else 0)
             allocated.add_metric((name,), sum(len(b.cores) for b in status.running if b.tenant == name))
-            sizes = tenant.batches if tenant else {}
+            sizes = of_engines.batches
             batches.add_metric((name,), _batch_buckets(sizes), float(sum(size * n for size, n in sizes.items())))
-            for version, layers in sorted(tenant.versions.items() if tenant else ()):
+            for version, layers in sorted(of_engines.versions.items()):
                 versions.add_metric((name, counts.model, str(version)), layers)
         yield from (waiting, running, allocated, batches, versions, predicted, measured)
 
     def _engine_metrics(self, snapshot: Snapshot) -> Iterator[Metric]:
-        status = snapshot.status
+        status, counts = snapshot.status, self.engines.counts
         yield GaugeMetricFamily("veltair_cores", "Cores that may be handed out", value=len(snapshot.cores))
         level = GaugeMetricFamily(
             "veltair_interference_level", "Slowdown against running alone; absent while idle", labels=("source",)
@@ -224,20 +227,20 @@ class Metrics:
         if status.level is not None:
             level.add_metric((status.level_source,), status.level)
         yield level
-        yield CounterMetricFamily("veltair_blocks", "Layer-blocks started", status.blocks_started)
-        yield CounterMetricFamily("veltair_conflicts", "Blocks that got fewer cores than wanted", status.conflicts)
-        yield CounterMetricFamily("veltair_capped_blocks", "Blocks capped at the threshold", status.capped_blocks)
+        yield CounterMetricFamily("veltair_blocks", "Layer-blocks started", counts["blocks_started"])
+        yield CounterMetricFamily("veltair_conflicts", "Blocks that got fewer cores than wanted", counts["conflicts"])
+        yield CounterMetricFamily("veltair_capped_blocks", "Blocks capped at the threshold", counts["capped_blocks"])
         yield SummaryMetricFamily(
             "veltair_scheduler_seconds",
             "Time to decide, by event",
-            count_value=status.scheduler_events,
-            sum_value=status.scheduler_ns / SECOND_NS,
+            count_value=counts["scheduler_events"],
+            sum_value=counts["scheduler_ns"] / SECOND_NS,
         )
         yield SummaryMetricFamily(
             "veltair_block_gap_seconds",
             "Idle between two blocks of a query started back to back",
-            count_value=status.gaps,
-            sum_value=status.gap_ns / SECOND_NS,
+            count_value=counts["gaps"],
+            sum_value=counts["gap_ns"] / SECOND_NS,
         )
         workers = GaugeMetricFamily("veltair_workers", "Worker processes by state", labels=("state",))
         states = Counter[str](worker.state for worker in status.workers)
@@ -251,7 +254,8 @@ class Metrics:
         yield CounterMetricFamily("veltair_engine_restarts", "Engines that died", snapshot.engine_restarts)
         yield GaugeMetricFamily("veltair_queries_held", "Queries that hold a slot", value=snapshot.held)
         yield GaugeMetricFamily("veltair_query_slots", "Slots for each tenant", value=snapshot.slots)
-        yield CounterMetricFamily("veltair_worker_deaths", "Workers that died and were replaced", status.worker_deaths)
+        deaths = counts["worker_deaths"]
+        yield CounterMetricFamily("veltair_worker_deaths", "Workers that died and were replaced", deaths)
 
     def _memory_metrics(self, snapshot: Snapshot) -> Iterator[Metric]:
         labels = ("tenant", "model", "version")

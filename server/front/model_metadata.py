@@ -6,13 +6,15 @@ They are JSON values; gRPC makes its messages from the same ones, so the two nev
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from veltair.profiles.artifact.manifest import Manifest, Port
 from veltair.profiles.artifact.ragged_inputs import RaggedInput
-from veltair.server.front.request_counts import RequestCounts
+from veltair.server.front.counts.version_counts import VersionCounts
+from veltair.server.ipc.status_records import Executions
 from veltair.server.protocol.datatypes import datatype_name
 from veltair.server.repository.model_memory import ModelMemory
 from veltair.server.repository.served_tenant import ServedTenant
@@ -40,8 +42,9 @@ def _port_metadata(port: Port, manifest: Manifest) -> dict[str, Any]:
     return {"name": port.name, "datatype": datatype_name(port.dtype), "shape": list(manifest.client_shape(port))}
 
 
-def model_configuration(name: str, manifest: Manifest, qos: QoSTarget) -> dict[str, Any]:
-    """Triton's ModelConfig. Where every tensor has a batch dimension, `dims` omit it, as Triton does."""
+def model_configuration(name: str, versions: Sequence[str], manifest: Manifest, qos: QoSTarget) -> dict[str, Any]:
+    """Triton's ModelConfig, where these `versions` are served. Where every tensor has a batch dimension, `dims` omit
+    it, as Triton does."""
     ports = (*manifest.client_inputs, *manifest.outputs)
     batched = all(port.shape[:1] == (-1,) for port in ports)
     ranges = {p.name: [p.low, p.high] for p in manifest.client_inputs if p.low is not None or p.high is not None}
@@ -65,7 +68,7 @@ def model_configuration(name: str, manifest: Manifest, qos: QoSTarget) -> dict[s
         "name": name,
         "platform": PLATFORM,
         "backend": PLATFORM,
-        "version_policy": {"latest": {"num_versions": 1}},
+        "version_policy": {"specific": {"versions": [int(version) for version in versions]}},
         "max_batch_size": manifest.max_batch if batched else 0,
         "input": [_port_configuration(port, manifest, batched) for port in manifest.client_inputs],
         "output": [_port_configuration(port, manifest, batched) for port in manifest.outputs],
@@ -112,15 +115,19 @@ def _port_configuration(port: Port, manifest: Manifest, batched: bool) -> dict[s
 
 
 def model_statistics(
-    name: str, version: str, counts: RequestCounts, memory: ModelMemory | None = None
+    name: str,
+    version: str,
+    counts: VersionCounts,
+    told: Mapping[int, Executions] = MappingProxyType({}),
+    memory: ModelMemory | None = None,
 ) -> dict[str, Any]:
-    """Counts since the daemon started, of all versions; durations in ns. Copying inputs and outputs is not timed.
+    """One version since the daemon started; durations in ns. Copying inputs and outputs is not timed.
 
-    Of requests, except for executions and the samples in them, which are the engine's. `memory`: of this version.
+    `counts` are of requests, `told` of executions by their number of samples, as engines have told; `memory`: of this
+    version now.
     """
-    executions = counts.executions.by_samples()
-    answered = counts.duration.count
-    failed = counts.outcomes.total() - answered
+    executions = dict(sorted(told.items()))
+    answered = counts.answered
 
     def duration(count: int, ns: int) -> dict[str, int]:
         return {"count": count, "ns": ns}
@@ -132,11 +139,11 @@ def model_statistics(
         "inference_count": sum(samples * each.count for samples, each in executions.items()),
         "execution_count": sum(each.count for each in executions.values()),
         "inference_stats": {
-            "success": duration(answered, counts.duration.sum_ns),
-            "fail": duration(failed, counts.failed_ns),
-            "queue": duration(answered, counts.queue.sum_ns),
+            "success": duration(answered, counts.duration_ns),
+            "fail": duration(counts.failed, counts.failed_ns),
+            "queue": duration(answered, counts.queue_ns),
             "compute_input": duration(answered, 0),
-            "compute_infer": duration(answered, counts.execution.sum_ns),
+            "compute_infer": duration(answered, counts.execute_ns),
             "compute_output": duration(answered, 0),
             "cache_hit": duration(0, 0),
             "cache_miss": duration(0, 0),

@@ -17,6 +17,8 @@ from veltair.server.ipc.status_records import BlockRecord
 from veltair.server.protocol.infer_request import Parameter
 from veltair.server.repository.engine_models import EngineModels
 
+TRACE_PARAMETER = "veltair_trace"  # true: the response's parameters say how the query was served
+
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
@@ -89,3 +91,7 @@ def trace_parameters(
         **{f"{stage.name}_ns": taken for stage, taken in zip(STAGES[:ANSWER], stages, strict=False)},
         "blocks": msgspec.json.encode(blocks).decode(),
     }
+
+
+def wants_trace(parameters: Mapping[str, Parameter]) -> bool:
+    return parameters.get(TRACE_PARAMETER) in (True, "true", 1)

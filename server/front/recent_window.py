@@ -44,13 +44,17 @@ class RecentWindow:
     """
 
     def __init__(self, target_ns: int, percentile: float) -> None:
-        self._target_ns = target_ns
-        self.percentile = percentile
-        self._quantiles = (0.5, 0.95, 0.99, percentile)
+        self.aim_at(target_ns, percentile)
         self._end = np.zeros(CAPACITY, np.int64)
         self._latency = np.zeros(CAPACITY, np.int64)
         self._outcome = np.zeros(CAPACITY, np.int8)
         self._count = 0
+
+    def aim_at(self, target_ns: int, percentile: float) -> None:
+        """Judge the requests by this target, also those that are in the window already."""
+        self._target_ns = target_ns
+        self.percentile = percentile
+        self._quantiles = (0.5, 0.95, 0.99, percentile)
 
     def add(self, end_ns: int, latency_ns: int, outcome: int) -> None:
         at = self._count % CAPACITY

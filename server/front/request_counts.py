@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -21,9 +21,9 @@ from veltair.errors import (
     RefusedError,
     RequestError,
 )
+from veltair.server.front.counts.version_counts import VersionCounts
 from veltair.server.front.recent_window import FAILED, LIMITED, OK, REFUSED, SECOND_NS, RecentWindow
 from veltair.server.ipc.stages import EXECUTE, GAP, STAGES, WAIT
-from veltair.server.ipc.status_records import Executions
 from veltair.types import QoSTarget
 
 SLO_CAUSES = ("late", "overloaded", "deadline", "failed")  # of misses of a tenant's target
@@ -74,6 +74,21 @@ class DurationHistogram:
         self._counts = [count + more for count, more in zip(self._counts, added.tolist(), strict=True)]
         self._sum_ns += int(durations_ns.sum())
 
+    def move_edges(self, *extra_edges_ns: int) -> None:
+        """Other extra edges. What is counted already stays so at the edges that stay, and above an edge that goes it
+        counts below the next one.
+
+        >>> histogram = DurationHistogram(3_000_000)
+        >>> histogram.add(2_500_000)
+        >>> histogram.move_edges(4_000_000)
+        >>> [row for row in histogram.buckets() if row[1]][0]
+        ('0.004', 1.0)
+        """
+        before, self._edges_ns = (*self._edges_ns, None), sorted({*_EDGES_NS, *extra_edges_ns})
+        counts, self._counts = self._counts, [0] * (len(self._edges_ns) + 1)
+        for edge, count in zip(before, counts, strict=True):
+            self._counts[-1 if edge is None else bisect_left(self._edges_ns, edge)] += count
+
     @property
     def count(self) -> int:
         return sum(self._counts)
@@ -110,34 +125,6 @@ class StageTotals(NamedTuple):
         return [round((now - before) / answered / 1e6, 6) for now, before in pairs]
 
 
-class ExecutionCounts:
-    """Executions of one tenant's model since the front started, by their number of samples, as engines have told.
-
-    >>> counts = ExecutionCounts()
-    >>> counts.follow(engine=0, told={4: Executions(1, 500)})
-    >>> counts.follow(engine=0, told={4: Executions(2, 900)})
-    >>> counts.follow(engine=1, told={1: Executions(1, 100)})  # the first engine is gone
-    >>> counts.by_samples()
-    {1: Executions(count=1, execute_ns=100), 4: Executions(count=2, execute_ns=900)}
-    """
-
-    def __init__(self) -> None:
-        self._engine = -1
-        self._before: dict[int, Executions] = {}  # of the engines before this one
-        self._told: dict[int, Executions] = {}
-
-    def follow(self, engine: int, told: Mapping[int, Executions]) -> None:
-        """What an engine has counted since it started. `engine`: which one that is."""
-        if engine != self._engine:
-            self._engine, self._before = engine, self.by_samples()
-        self._told = dict(told)
-
-    def by_samples(self) -> dict[int, Executions]:
-        """Ascending."""
-        before, told, none = self._before, self._told, Executions()
-        return {samples: before.get(samples, none) + told.get(samples, none) for samples in sorted({*before, *told})}
-
-
 class RequestCounts:
     """Counts of one tenant's requests since the front started.
 
@@ -150,24 +137,28 @@ class RequestCounts:
     def __init__(self, model: str, qos: QoSTarget) -> None:
         self.model = model
         self.target_ns = qos.latency_ns
-        near_target_ns = (qos.latency_ns * per_cent // 100 for per_cent in _EDGES_PER_CENT)
-        self.duration = DurationHistogram(*near_target_ns)  # arrival to answer; the edge at the target makes QoS exact
+        self.duration = DurationHistogram(*_edges_near(qos))  # arrival to answer; an edge at the target: exact QoS
         self.queue = DurationHistogram()
         self.execution = DurationHistogram()
         self.front = DurationHistogram()  # all but the wait for the first block, the blocks and the gaps between them
         self.window = RecentWindow(qos.latency_ns, qos.percentile)
-        self.executions = ExecutionCounts()
         self.stage_ns = [0] * len(STAGES)  # of all answered requests
         self.outcomes: Counter[str] = Counter()  # requests by OUTCOMES
         self.refusals: Counter[str] = Counter()  # requests by RefusalReason
         self.failures: Counter[str] = Counter()  # requests by FailureReason
         self.qos_met = 0
         self.inferences = 0  # batch elements
-        self.last_ms = 0  # of the latest answer, wall clock since 1970
-        self.failed_ns = 0  # arrival to refusal or failure, summed
+        self.versions: defaultdict[str, VersionCounts] = defaultdict(VersionCounts)  # those that had any request
 
-    def count_answer(self, stage_ns: Sequence[int], batch: int) -> None:
-        """Count a request that was answered. `stage_ns`: how long each of STAGES took."""
+    def aim_at(self, qos: QoSTarget) -> None:
+        """Another target from here on. What was counted stays as it was counted."""
+        if (self.target_ns, self.window.percentile) != (qos.latency_ns, qos.percentile):
+            self.target_ns = qos.latency_ns
+            self.duration.move_edges(*_edges_near(qos))
+            self.window.aim_at(qos.latency_ns, qos.percentile)
+
+    def count_answer(self, stage_ns: Sequence[int], batch: int, version: str = "1") -> None:
+        """Count a request that was answered. `stage_ns`: how long each of STAGES took. `version`: of the model."""
         duration_ns = sum(stage_ns)
         self.stage_ns = [total + taken for total, taken in zip(self.stage_ns, stage_ns, strict=True)]
         self.outcomes["ok"] += 1
@@ -178,9 +169,9 @@ class RequestCounts:
         self.execution.add(stage_ns[EXECUTE])
         self.front.add(duration_ns - sum(stage_ns[WAIT : GAP + 1]))
         self.window.add(time.monotonic_ns(), duration_ns, OK)
-        self.last_ms = max(self.last_ms, time.time_ns() // 1_000_000)
+        self.versions[version].add_answers(1, stage_ns, time.time_ns() // 1_000_000)
 
-    def count_error(self, error: BaseException, duration_ns: int) -> None:
+    def count_error(self, error: BaseException, duration_ns: int, version: str = "1") -> None:
         """Count a request that got an error or whose client left. A client's own faults do not lower the QoS rate."""
         outcome = outcome_of_error(error)
         self.outcomes[outcome] += 1
@@ -188,12 +179,12 @@ class RequestCounts:
             self.refusals[error.reason] += 1
         elif outcome == "failed":
             self.failures[error.failure if isinstance(error, QueryError) else FailureReason.INTERNAL] += 1
-        self.failed_ns += duration_ns
+        self.versions[version].add_failures(1, duration_ns)
         if outcome in _WINDOW_OUTCOMES:
             limited = isinstance(error, RefusedError) and error.reason is RefusalReason.RATE
             self.window.add(time.monotonic_ns(), duration_ns, LIMITED if limited else _WINDOW_OUTCOMES[outcome])
 
-    def count_batch(self, records: NDArray[Any], monotonic_ns: int, wall_ns: int) -> None:
+    def count_batch(self, records: NDArray[Any], monotonic_ns: int, wall_ns: int, version: str = "1") -> None:
         """Count requests that have ended, an array of ENDED_REQUEST, as if each had been counted when it ended.
 
         `monotonic_ns` and `wall_ns` are both clocks, read at one moment.
@@ -203,7 +194,7 @@ class RequestCounts:
         >>> stages = (100_000, 20_000, 80_000, 3_000_000, 0, 300_000, 500_000)
         >>> ended = (5_000_000, sum(stages), stages, 2, OUTCOMES.index("ok"), 0)
         >>> counts.count_batch(np.array([ended], ENDED_REQUEST), monotonic_ns=6_000_000, wall_ns=1_000_000_000)
-        >>> counts.outcomes["ok"], counts.inferences, counts.last_ms
+        >>> counts.outcomes["ok"], counts.inferences, counts.versions["1"].last_ms
         (1, 2, 999)
         """
         outcome, duration_ns = records["outcome"], records["duration_ns"]
@@ -226,8 +217,10 @@ class RequestCounts:
             self.execution.add_batch(stage_ns[:, EXECUTE])
             self.front.add_batch(answered["duration_ns"] - stage_ns[:, WAIT : GAP + 1].sum(axis=1))
             last_ns = int(answered["end_ns"].max()) + wall_ns - monotonic_ns
-            self.last_ms = max(self.last_ms, last_ns // 1_000_000)
-        self.failed_ns += int(duration_ns.sum()) - int(answered["duration_ns"].sum())
+            self.versions[version].add_answers(len(answered), taken, last_ns // 1_000_000)
+        if len(answered) < len(records):
+            failed_ns = int(duration_ns.sum()) - int(answered["duration_ns"].sum())
+            self.versions[version].add_failures(len(records) - len(answered), failed_ns)
         code = _WINDOW_CODES[outcome]
         code[~failed & (records["reason"] == RefusalReason.RATE.number)] = LIMITED
         seen = code != _NOT_IN_WINDOW
@@ -255,6 +248,10 @@ class RequestCounts:
         """Totals so far: requests that count for the target, and those of them that missed it."""
         misses = sum(self.slo_misses().values())
         return self.qos_met + misses, misses
+
+
+def _edges_near(qos: QoSTarget) -> list[int]:
+    return [qos.latency_ns * per_cent // 100 for per_cent in _EDGES_PER_CENT]
 
 
 def _by_reason(reasons: type[StrEnum], numbers: NDArray[np.int32]) -> dict[str, int]:

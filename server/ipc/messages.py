@@ -55,6 +55,7 @@ class TenantSpec(msgspec.Struct, frozen=True):
     number: int = 0  # by which messages and orders name it, until it is unloaded
     offset: int = 0  # of its region in the tensor pool
     copy: int = 1  # which of the tenant's versions in the engine this is, where there are several
+    version: str = "1"  # as clients name it
 
     @property
     def key(self) -> str:

@@ -77,7 +77,7 @@ class TenantStatus(msgspec.Struct, frozen=True):
     predicted_ns: int = 0  # of the blocks that ran on the cores they were planned for, by their profile
     measured_ns: int = 0  # what those blocks took
     batches: dict[int, int] = {}  # batches started, by their number of queries
-    executions: dict[int, Executions] = {}  # batches done, by their number of samples
+    executions: dict[str, dict[int, Executions]] = {}  # batches done, by version of the model and number of samples
     versions: dict[int, int] = {}  # layers run by code version, summed over the done queries
 
 

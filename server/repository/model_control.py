@@ -6,10 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from veltair.config import ServeConfig, TenantConfig, changed_keys
 from veltair.errors import ArtifactError, ConfigError, RequestError, UnknownModelError, VeltairError, quoted
+from veltair.profiles.artifact.sealed_artifact import SealedArtifact
 from veltair.server.ipc.daemon_events import EventKind, Report, report_nothing
 from veltair.server.repository.artifact_loader import ArtifactLoader
 from veltair.server.repository.artifact_sizes import look_at
@@ -22,10 +22,10 @@ from veltair.server.repository.model_folders import (
     without_folder,
 )
 from veltair.server.repository.model_memory import MemoryMoves
-from veltair.server.repository.model_state import AWAY, LOADING, NOT_NOW, READY, UNLOADED, UNLOADING, ModelState
+from veltair.server.repository.model_state import AWAY, LOADING, READY, UNLOADED, UNLOADING, ModelState, index_rows
 from veltair.server.repository.residency import Residency
 from veltair.server.repository.served_tenant import ServedTenant, served_tenant
-from veltair.server.repository.serving_engine import ServingEngine
+from veltair.server.repository.serving_engine import ServingEngine, refuse_while_draining
 
 _log = logging.getLogger("veltair.server")
 
@@ -91,7 +91,8 @@ class ModelControl:
         if self.room.bounded:
             found = await asyncio.to_thread(look_at, wanted.path)
             self.room.require(found, batching=entry.batching, what=entry.name)
-        served = await self._check(entry, wanted.version, wanted.path)
+        served = self._as_set(entry, wanted.version, await self.loader.load(wanted.path))
+        self._states[served.key] = READY
         self.room.loaded(served, time.monotonic_ns() - begin_ns)
         if stays:
             return served
@@ -104,12 +105,14 @@ class ModelControl:
     @to_its_end
     async def load(self, name: str) -> None:
         """Serve the versions of a model that its folder has now. Raises UnknownModelError, or RequestError when one
-        cannot be loaded; what was served of it before still is then.
+        cannot be loaded; what was served of it before still is then. OverloadedError: the server shuts down.
         """
         async with self._one_at_a_time:
+            refuse_while_draining(self.engine)
             try:
                 found = await asyncio.to_thread(configured_models, self._config)
-                self._entries |= found.entries
+                if name in found.entries:
+                    self._entries[name] = found.entries[name]
                 if name in found.broken:
                     raise ConfigError(found.broken[name])
                 await self._load(self._entry(name), wake=True)
@@ -122,6 +125,7 @@ class ModelControl:
     async def unload(self, name: str) -> None:
         """Serve the model no longer. Returns when nothing of it is in memory. Raises UnknownModelError."""
         async with self._one_at_a_time:
+            refuse_while_draining(self.engine)
             entry = self._entry(name)
             for served in self._live(entry.name):
                 await self._unload(served)
@@ -143,6 +147,7 @@ class ModelControl:
 
     async def _reload(self) -> list[str]:
         async with self._one_at_a_time:
+            refuse_while_draining(self.engine)
             try:
                 config = await asyncio.to_thread(self.read_config)
                 entries, broken = await asyncio.to_thread(configured_models, config)
@@ -164,7 +169,7 @@ class ModelControl:
                 self._states = {key: state for key, state in self._states.items() if key[0] != name}
             for name, entry in self._entries.items():
                 try:
-                    done += await self._load(entry, anew=before.get(name) != entry)
+                    done += await self._load(entry)
                 except ArtifactError as error:
                     _log.error("%s is not loaded: %s", name, error)
                     failure = failure or f"{name} is not loaded: {without_folder(entry, error)}"
@@ -174,13 +179,7 @@ class ModelControl:
 
     def index(self, ready: bool) -> list[dict[str, str]]:
         """Every version that is or was served, or could not be. `ready`: whether the engine takes queries."""
-        rows, names = [], list(dict.fromkeys(name for name, _ in self._states))
-        for (name, version), state in sorted(
-            self._states.items(), key=lambda item: (names.index(item[0][0]), int(item[0][1]))
-        ):
-            shown = NOT_NOW if state.state == "READY" and not ready else self._state_away(name, version) or state
-            rows.append({"name": name, "version": version, "state": shown.state, "reason": shown.reason})
-        return rows
+        return index_rows(self._states, self._state_away, ready)
 
     def _state_away(self, name: str, version: str) -> ModelState | None:
         """The state of a version that has left memory."""
@@ -207,21 +206,20 @@ class ModelControl:
         assert self.engine is not None
         return [served for served in self.engine.models.all() if served.name == name]
 
-    async def _check(self, entry: TenantConfig, version: str, path: Path) -> ServedTenant:
-        artifact = await self.loader.load(path)
-        self._states[entry.name, version] = READY
+    def _as_set(self, entry: TenantConfig, version: str, artifact: SealedArtifact) -> ServedTenant:
         return served_tenant(entry, version, artifact, self._config.server.queue_slots)
 
-    async def _load(self, entry: TenantConfig, *, anew: bool = False, wake: bool = False) -> list[str]:
-        """`anew`: its settings have changed. `wake`: what has left memory comes back."""
+    async def _load(self, entry: TenantConfig, *, wake: bool = False) -> list[str]:
+        """`wake`: what has left memory comes back."""
         done = []
         try:
             wanted = await asyncio.to_thread(wanted_versions, entry)
             for each in wanted:
                 before = next((served for served in self._live(entry.name) if served.version == each.version), None)
-                if await self._load_version(each, before, anew=anew, wake=wake):
+                if await self._load_version(each, before, wake=wake):
                     done.append(f"loaded {entry.name} {each.version}")
         except VeltairError as error:
+            refuse_while_draining(self.engine)  # what loads models has ended by then, which is no fault of this one
             self._report(EventKind.MODEL_FAILED, entry.name, str(error))
             raise
         versions = [each.version for each in wanted]
@@ -231,13 +229,12 @@ class ModelControl:
                 done.append(f"unloaded {entry.name} {served.version}")
         return done
 
-    async def _load_version(
-        self, wanted: WantedVersion, before: ServedTenant | None, *, anew: bool, wake: bool
-    ) -> bool:
+    async def _load_version(self, wanted: WantedVersion, before: ServedTenant | None, *, wake: bool) -> bool:
         """Returns whether there was anything to do."""
         entry, version, path = wanted
         key, engine = (entry.name, version), self.engine
         assert engine is not None
+        anew = before is not None and not before.is_set_as(self._as_set(entry, version, before.artifact))
         self._states[key] = LOADING if before is None else READY
         served = None
         try:
@@ -250,11 +247,10 @@ class ModelControl:
                     kept = () if before is None else (before,)
                     await self.room.make_room(found, batching=entry.batching, what=entry.name, keep=kept)
             begin_ns = time.monotonic_ns()
-            served = await self._check(entry, version, path)
+            served = self._as_set(entry, version, await self.loader.load(path))
             if before is not None and not anew and served.artifact.digest == before.artifact.digest:
                 await self.loader.release(served.artifact)
                 return False
-            self._states[key] = LOADING if before is None else READY
             await engine.load(served)
         except BaseException as error:
             if served is not None:
@@ -276,7 +272,7 @@ class ModelControl:
         """What has left memory is what its folder has now."""
         assert self.engine is not None
         if anew:
-            before = served_tenant(entry, before.version, before.artifact, self._config.server.queue_slots)
+            before = self._as_set(entry, before.version, before.artifact)
             self.engine.models.put(before)
             self.on_change()
         if wake:

@@ -12,6 +12,7 @@ from veltair.errors import ArtifactError, ConfigError, VeltairError
 from veltair.profiles.artifact.artifact_folder import MANIFEST
 
 SETTINGS = "tenant.toml"
+HIGHEST_VERSION = 2**63 - 1  # that the protocol can say
 
 _log = logging.getLogger("veltair.server")
 
@@ -42,11 +43,17 @@ def find_versions(folder: Path) -> dict[str, Path]:
         if (folder / MANIFEST).exists():
             return {"1": folder}
         found = [entry for entry in folder.iterdir() if entry.name.isascii() and entry.name.isdigit()]
-        versions = {str(int(entry.name)): entry for entry in found if (entry / MANIFEST).exists()}
+        artifacts = sorted(entry for entry in found if (entry / MANIFEST).exists())
     except OSError as error:
         raise ArtifactError(f"{folder}: no model artifact there ({error.strerror})") from None
-    if not versions:
+    if not artifacts:
         raise ArtifactError(f"{folder}: no model artifact there, nor one in a folder with a number")
+    versions: dict[str, Path] = {}
+    for entry in artifacts:
+        if (number := int(entry.name)) > HIGHEST_VERSION:
+            raise ArtifactError(f"{folder}: expected numbers of versions up to {HIGHEST_VERSION}, found {entry.name}")
+        if (same := versions.setdefault(str(number), entry)) is not entry:
+            raise ArtifactError(f"{folder}: {same.name} and {entry.name} are the same version")
     return dict(sorted(versions.items(), key=lambda item: int(item[0])))
 
 

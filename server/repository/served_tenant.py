@@ -11,6 +11,7 @@ from veltair.server.ipc.messages import TenantSpec
 from veltair.server.ipc.tenant_share import TenantShare
 from veltair.types import QoSTarget
 
+_SETTINGS = ("qos", "priority", "batching", "share", "pinned")
 _NO_FILES = SealedFiles(-1, -1, -1)
 
 
@@ -46,6 +47,10 @@ class ServedTenant:
         """Whether its artifact is in memory."""
         return self.artifact.files != _NO_FILES
 
+    def is_set_as(self, other: ServedTenant) -> bool:
+        """Whether both have the same settings, whatever their artifacts are."""
+        return all(getattr(self, name) == getattr(other, name) for name in _SETTINGS)
+
     def without_files(self) -> ServedTenant:
         """The same, known but not in memory."""
         return replace(self, artifact=replace(self.artifact, files=_NO_FILES))
@@ -64,6 +69,7 @@ class ServedTenant:
             number=number,
             offset=offset,
             copy=copy,
+            version=self.version,
         )
 
 

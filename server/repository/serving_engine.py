@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from veltair.errors import OverloadedError, RefusalReason
 from veltair.server.repository.engine_models import EngineModels
 from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.served_tenant import ServedTenant
@@ -18,6 +19,15 @@ class ServingEngine(Protocol):
     @property
     def numbered(self) -> EngineModels | None: ...
 
+    @property
+    def draining(self) -> bool: ...
+
     async def load(self, served: ServedTenant) -> None: ...
 
     async def unload(self, served: ServedTenant) -> None: ...
+
+
+def refuse_while_draining(engine: ServingEngine | None) -> None:
+    """Nothing is changed any more then, by nobody's fault. Raises OverloadedError."""
+    if engine is not None and engine.draining:
+        raise OverloadedError(RefusalReason.DRAINING)

@@ -116,7 +116,7 @@ export class Charts {
       const values = [...inSet].map((i) => [i, plot.data[i + 1]?.[at]]);
       if (values.length > IN_READOUT) values.sort(([, a], [, b]) => (b ?? -1) - (a ?? -1));
       const parts = values.slice(0, IN_READOUT).map(([i, value]) =>
-        make("span", "", dot(colour(this.tenants[i])), value == null ? this.tenants[i].name : `${this.tenants[i].name} ${text(value, i)}`));
+        make("span", "", dot(colour(this.tenants[i])), make("span", "label", this.tenants[i].name), value == null ? "" : text(value, i)));
       if (values.length > IN_READOUT) parts.push(make("span", "", `${values.length - IN_READOUT} more`));
       readout.replaceChildren(...parts);
     };

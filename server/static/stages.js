@@ -14,13 +14,15 @@ export function showStageKey(stages) {
 }
 
 export function showStages(order, stages, tenants, rows) {
-  byId("stages").replaceChildren(...order.map((at) => row(stages, tenants[at], rows[at].stages_ms, colour(tenants[at]))));
+  const shown = order.map((at) => row(stages, tenants[at], rows[at].stages_ms, colour(tenants[at])));
+  byId("stages").replaceChildren(...(shown.length ? shown : [make("p", "empty", "None.")]));
 }
 
 const described = (begins, ends) => `from when ${begins} until ${ends}`;
 
 function row(stages, tenant, means, hue) {
   const name = make("div", "tenant", dot(hue), make("span", "", tenant.name));
+  name.title = tenant.name;
   const total = means?.reduce((sum, value) => sum + value, 0);
   const shown = stages.map((stage, at) => [stage, means?.[at]]).filter(([, taken]) => taken > 0);
   const bar = make("div", "stages", ...shown.map(([stage, taken]) => part(stage, taken, total)));

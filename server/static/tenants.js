@@ -6,7 +6,14 @@ import { colour, inkOn } from "/admin/theme.js";
 const END = 1.25; // of the track, in targets; a longer bar is cut, and the cut is shown
 
 export function showTenants(order, tenants, rows) {
-  byId("tenants").replaceChildren(...order.map((at) => row(tenants[at], rows[at], colour(tenants[at]))));
+  const shown = order.map((at) => row(tenants[at], rows[at], colour(tenants[at])));
+  byId("tenants").replaceChildren(...(shown.length ? shown : [none(tenants.length)]));
+}
+
+function none(known) {
+  const element = make("td", "empty", known ? "No tenant's name or model contains that." : "No model is served yet.");
+  element.colSpan = 15;
+  return make("tr", "", element);
 }
 
 function row(tenant, now, hue) {
@@ -14,7 +21,7 @@ function row(tenant, now, hue) {
   const late = (value) => (value != null && value > tenant.target_ms ? "n breach" : "n");
   const model = tenant.model === tenant.name ? "" : tenant.model;
   const name = make("div", "tenant", dot(hue), link(modelPage(tenant.name), tenant.name), make("span", "model", model));
-  name.title = `priority ${tenant.priority ?? "–"}`;
+  name.title = `${tenant.name}${model && ` (${model})`}, priority ${tenant.priority ?? "–"}`;
   // A quantile up to the tenant's percentile must be within the target; a p99 above it does not miss a p95 target.
   const judged = (share, value) => (share <= tenant.percentile ? late(value) : "n");
   const gone = now.refused_qps + now.failed_qps;

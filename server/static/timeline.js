@@ -169,7 +169,7 @@ export class Timeline {
     }
     ctx.restore();
     const missing = this.dropped ? `, ${this.dropped} more not shown` : "";
-    byId("timeline-hint").textContent = shown ? `${shown} blocks, ${conflicts} in conflict${missing} · drag, or use the arrow keys, to look back` : "no blocks in this span";
+    byId("timeline-hint").textContent = shown ? `${shown} ${shown === 1 ? "block" : "blocks"}, ${conflicts} in conflict${missing} · drag, or use the arrow keys, to look back` : "no blocks in this span";
   }
 
   lanes(ctx, width, x, start, end) {

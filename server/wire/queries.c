@@ -341,8 +341,14 @@ static void abandon(query *q) {
   if (lane_push(&thread->link->lanes[thread->index], &record)) notify(thread->link);
 }
 
+/* As admission.gives_up_at_deadline. */
+static bool gives_up_at_deadline(const query *q) {
+  return q->deadline_ns && now_ns() >= q->deadline_ns - (q->deadline_ns - q->arrival_ns) / 100;
+}
+
 void query_abandon(query *q) {
-  count(q->asker, q->plan, q->request_id, q->id_bytes, COUNTED_CANCELLED, NO_REFUSAL);
+  const bool late = gives_up_at_deadline(q);
+  count(q->asker, q->plan, q->request_id, q->id_bytes, late ? COUNTED_DEADLINE : COUNTED_CANCELLED, late ? DEADLINE : NO_REFUSAL);
   abandon(q);
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import socket
 import time
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from veltair.server.ipc.messages import (
     UnloadModel,
 )
 from veltair.server.ipc.open_artifacts import as_passed
-from veltair.server.ipc.process_setup import die_with_parent
+from veltair.server.ipc.process_setup import die_with_parent, log_to_stderr, logs_json
 from veltair.server.ipc.worker_cell import WorkerCell
 from veltair.server.worker.sandbox import confine
 from veltair.server.worker.worker_models import WorkerModels
@@ -211,6 +212,9 @@ def run(engine: int, sock: socket.socket) -> int:
     """Be a worker of that engine, which passes on `sock` the descriptors of cell, bell and tensor pool, and those of
     lanes and artifacts. Returns the exit code."""
     channel: Channel[ToWorker] = Channel(sock, ToWorker)
+    log_to_stderr()
+    if logs_json():
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # TVM's handler writes lines that are no JSON
     try:
         passed = channel.receive_passed()
         die_with_parent(engine)  # by now the engine knows this process as its child

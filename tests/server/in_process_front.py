@@ -127,7 +127,7 @@ class NumpyEngine:
             predicted_ns=2 * MS,
             measured_ns=3 * MS,
             batches={1: 7, 3: 2, 200: 1},
-            executions={1: Executions(done, 2 * MS * done)} if done else {},
+            executions={"1": {1: Executions(done, 2 * MS * done)}} if done else {},
             versions={0: done, 2: 2 * done},
         )
         status = EngineStatus(

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from veltair.access_config import TlsConfig
 from veltair.config import read_config
+from veltair.error_line import print_error
 from veltair.errors import ConfigError
 from veltair.machine.cgroups import quota_cpus
 from veltair.machine.environment import describe_environment
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             tls = read_config(args.config).server.tls
             found["certificates"] = {} if tls is None else describe_certificates(tls)
         except ConfigError as error:
-            print(f"veltair doctor: {error}", file=sys.stderr)
+            print_error("doctor", str(error))
             return 2
     if args.json:
         print(json.dumps(found))

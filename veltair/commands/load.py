@@ -17,6 +17,7 @@ import msgspec
 import uvloop
 from rich.console import Console
 
+from veltair.error_line import print_error
 from veltair.errors import ConfigError, UserError, VeltairError
 from veltair.loadgen import mlperf
 from veltair.loadgen.client import InferenceClient
@@ -77,10 +78,10 @@ def run(args: argparse.Namespace) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(LoadCommand(args, scenario).run())
     except UserError as error:
-        print(f"veltair load: {error}", file=sys.stderr)
+        print_error("load", str(error))
         return 2
     except VeltairError as error:
-        print(f"veltair load: {error}", file=sys.stderr)
+        print_error("load", str(error))
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         return INTERRUPTED

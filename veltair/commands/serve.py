@@ -17,7 +17,8 @@ import uvloop
 from veltair.api.artifacts_config import artifacts_config
 from veltair.commands.usage import announce
 from veltair.config import ServeConfig, read_config
-from veltair.errors import UserError, VeltairError
+from veltair.error_line import print_error
+from veltair.errors import ConfigError, UserError, VeltairError
 from veltair.machine.malloc import reuse_message_memory
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.server.access.certificates import check_files, find_faults
@@ -25,6 +26,7 @@ from veltair.server.front.tracing.start import wanted_traces
 from veltair.server.front_process import serve
 from veltair.server.ipc.json_lines import event
 from veltair.server.ipc.process_setup import log_to_stderr, logs_json
+from veltair.server.repository.model_folders import configured_models, wanted_versions
 
 _log = logging.getLogger("veltair.server")
 
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         if logs_json():
             _log.critical("%s", error, extra=event("failed"))
         else:
-            print(f"veltair serve: {error}", file=sys.stderr)
+            print_error("serve", str(error))
         return 2 if isinstance(error, UserError) else 1
     except KeyboardInterrupt:  # before the daemon had its own handlers
         return 130
@@ -91,11 +93,15 @@ def check(config: ServeConfig, *, as_json: bool) -> int:
         check_files(config.server.tls)
         for fault in find_faults(config.server.tls):
             print(f"warning: {fault}", file=sys.stderr)
-    found = {tenant.name: load_artifact(Path(tenant.artifact)) for tenant in config.tenants}
+    entries, broken = configured_models(config)
+    for reason in broken.values():
+        raise ConfigError(reason)
+    wanted = [each for entry in entries.values() for each in wanted_versions(entry)]
+    found = [(each, load_artifact(each.path)) for each in wanted]
     if as_json:
-        print(json.dumps({"ok": True, "tenants": {name: artifact.digest for name, artifact in found.items()}}))
+        print(json.dumps({"ok": True, "tenants": {each.entry.name: artifact.digest for each, artifact in found}}))
         return 0
-    for name, artifact in found.items():
-        print(f"{name}: {artifact.path}\n{indent(artifact.summary(), '  ')}")
+    for each, artifact in found:
+        print(f"{each.entry.name} {each.version}: {artifact.path}\n{indent(artifact.summary(), '  ')}")
     print("the configuration is right")
     return 0

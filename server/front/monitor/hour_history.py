@@ -68,7 +68,7 @@ class HourHistory:
         at = bisect_left(self._times, time.monotonic() - BURN_SPANS_S[span])
         before = self._steps[at][1].get(tenant) if at < len(self._steps) else None
         requests, misses = counts.slo_totals()
-        if before is not None and before.requests <= requests:  # more: its target is new, and its counts began at zero
+        if before is not None:
             requests, misses = requests - before.requests, misses - before.misses
         return misses / requests / max(1.0 - counts.window.percentile, 1e-9) if requests else None
 

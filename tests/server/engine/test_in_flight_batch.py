@@ -90,7 +90,7 @@ def test_members_of_different_sizes_get_their_own_rows(artifacts: Path, tmp_path
             assert (await counts(client, "mlp")).batches == {5: 1, 2: 1}
             done = {each.blocks[0].query: each.execute_ns for each in answers}
             five, two = done.values()
-            assert (await counts(client, "mlp")).executions == {8: Executions(1, five), 7: Executions(1, two)}
+            assert (await counts(client, "mlp")).executions == {"1": {8: Executions(1, five), 7: Executions(1, two)}}
             snapshot = await client.snapshot(since=0)
             assert snapshot.held == 0
             ran = [block for block in snapshot.blocks if block.tenant == "mlp"]
@@ -120,7 +120,7 @@ def test_without_batching_queries_run_one_by_one(artifacts: Path, switch: dict[s
                 assert {block.queries for block in answer.blocks} == {1}
             status = await counts(client, "mlp")
             assert status.batches == {1: 3}
-            assert {size: each.count for size, each in status.executions.items()} == {1: 1, 2: 1, 3: 1}
+            assert {size: each.count for size, each in status.executions["1"].items()} == {1: 1, 2: 1, 3: 1}
 
     asyncio.run(scenario())
 

@@ -21,7 +21,8 @@ WORKER = cast(Any, None)
 def batch_of(arrivals: list[int], blocks: list[tuple[int, ...]], *, traced: bool = False) -> InFlightBatch:
     """Queries 1, 2, … whose blocks begin at 1000, 1100, … and take 50 ns each."""
     queries = [
-        PendingQuery(InferQuery(i, 0, i, 1, arrival, None, traced), "mlp", 950) for i, arrival in enumerate(arrivals, 1)
+        PendingQuery(InferQuery(i, 0, i, 1, arrival, None, traced), "mlp", "1", 950)
+        for i, arrival in enumerate(arrivals, 1)
     ]
     batch = InFlightBatch(queries, WORKER)
     start = 0

@@ -23,7 +23,7 @@ from veltair.errors import (
 )
 from veltair.server.front import recent_window, request_counts
 from veltair.server.front.recent_window import CAPACITY, RecentWindow
-from veltair.server.front.request_counts import OUTCOMES, DurationHistogram, ExecutionCounts, RequestCounts
+from veltair.server.front.request_counts import OUTCOMES, DurationHistogram, RequestCounts
 from veltair.server.ipc.stages import ENDED_REQUEST, EXECUTE, STAGES
 from veltair.types import QoSTarget
 
@@ -77,7 +77,7 @@ def state(value: object) -> object:
         return value.tolist()
     if isinstance(value, DurationHistogram):
         return value.buckets(), value.sum_ns
-    parts = isinstance(value, RequestCounts | RecentWindow | ExecutionCounts)
+    parts = isinstance(value, RequestCounts | RecentWindow)
     return {k: state(v) for k, v in vars(value).items()} if parts else value
 
 
@@ -139,8 +139,8 @@ def test_a_batch_counts_beside_single_requests_and_its_late_end_is_not_the_last(
     counts.count_batch(np.array(rows, ENDED_REQUEST), monotonic_ns=1_000 * MS, wall_ns=1_000 * MS + WALL_NS)
     assert counts.outcomes == Counter(ok=2, overloaded=1)
     assert counts.refusals == {RefusalReason.SLOTS: 1}
-    assert (counts.qos_met, counts.inferences, counts.failed_ns) == (1, 4, MS)
-    assert counts.last_ms == (900 * MS + WALL_NS) // MS
+    assert (counts.qos_met, counts.inferences, counts.versions["1"].failed_ns) == (1, 4, MS)
+    assert counts.versions["1"].last_ms == (900 * MS + WALL_NS) // MS
     stats = counts.window.stats(0, 1_000 * MS)
     assert (stats.qps, stats.refused_qps, stats.qos_rate) == (2.0, 1.0, 1 / 3)
 
@@ -151,3 +151,23 @@ def test_an_outcome_that_does_not_exist_is_refused_before_anything_is_counted() 
         with pytest.raises(ValueError, match=r"negative|longer"):
             counts.count_batch(np.array([(0, 0, split(0), 1, outcome, refusal)], ENDED_REQUEST), 0, 0)
     assert state(counts) == state(RequestCounts("mlp", TARGET))
+
+
+@given(st.lists(durations, max_size=20), st.lists(st.integers(1, 10**11), min_size=1, max_size=4))
+def test_another_target_leaves_what_was_counted(taken: list[int], targets: list[int]) -> None:
+    counts, every = RequestCounts("mlp", TARGET), DurationHistogram()
+    for duration_ns in taken:
+        counts.count_answer(split(duration_ns), batch=1, version=str(duration_ns % 2))
+        every.add(duration_ns)
+    met = counts.qos_met
+    for target in targets:
+        counts.aim_at(QoSTarget(target, 0.5))
+    counts.count_answer(split(targets[-1]), batch=1)
+    counts.count_answer(split(targets[-1] + 1), batch=1)
+    assert counts.qos_met == met + 1 and counts.outcomes["ok"] == len(taken) + 2
+    assert counts.duration.sum_ns == sum(taken) + 2 * targets[-1] + 1
+    after = dict(counts.duration.buckets())
+    assert after["+Inf"] == len(taken) + 2 and repr(targets[-1] / 1e9) in after
+    for edge, before in every.buckets()[:-1]:  # those that each target has
+        assert after[edge] == before + sum(end <= float(edge) * 1e9 for end in (targets[-1], targets[-1] + 1))
+    assert sum(each.answered for each in counts.versions.values()) == len(taken) + 2

@@ -28,6 +28,17 @@ def test_versions_are_folders_with_numbers_and_a_manifest(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [(("2", "02"), "02 and 2 are the same version"), (("1", "9" * 19), "up to 9223372036854775807, found 99999")],
+)
+def test_numbers_that_mean_no_one_version_are_refused(tmp_path: Path, names: tuple[str, ...], expected: str) -> None:
+    for name in names:
+        artifact(tmp_path / name)
+    with pytest.raises(ArtifactError, match=expected):
+        find_versions(tmp_path)
+
+
 def test_an_artifact_by_itself_is_version_1(tmp_path: Path) -> None:
     assert find_versions(artifact(tmp_path / "one")) == {"1": tmp_path / "one"}
 

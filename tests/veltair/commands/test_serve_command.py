@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -82,6 +84,10 @@ def test_few_models_get_snippets_each_and_of_many_the_first(artifacts: Path, tmp
         (["serve", "--check", "{tmp}/typo.toml"], "unknown field `quue_slots`; did you mean `queue_slots`?"),
         (["serve", "{tmp}", "{tmp}"], "no model artifact there"),
         (["serve"], "tenants: expected at least one, or server.repository"),
+        (["serve", "{tmp}/two\nlines"], "two\\nlines: cannot be read"),
+        (["load", "{tmp}/two\nlines"], "two\\nlines: no such file"),
+        (["doctor", "{tmp}/two\nlines"], "two\\nlines: cannot be read"),
+        (["serve", "--check", "--repository", "{tmp}/none"], "none: No such file or directory"),
     ],
 )
 def test_the_wrong_file_says_which_command_takes_it(
@@ -104,6 +110,32 @@ def test_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0 and capsys.readouterr().out == "veltair 0.1.0\n"
+
+
+def test_a_check_reads_the_repository_and_each_version(
+    artifacts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for version in ("1", "2"):
+        shutil.copytree(artifacts / "mlp", tmp_path / "models" / "mlp" / version)
+    (tmp_path / "models" / "mlp" / "tenant.toml").write_text('versions = "all"\n')
+    command = ["serve", "--check", "--repository", str(tmp_path / "models")]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "mlp 1:" in said and "mlp 2:" in said and "the configuration is right" in said
+    (tmp_path / "models" / "mlp" / "2" / "manifest.json").write_text("{}")
+    assert main(command) == 2
+    assert "mlp/2" in capsys.readouterr().err
+    (tmp_path / "models" / "mlp" / "tenant.toml").write_text("qos_ms = 0\n")
+    assert main(command) == 2
+    assert "tenant.toml: qos_ms" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_encoding_of_a_terminal_will_do(artifacts: Path, encoding: str) -> None:
+    command = [sys.executable, "-m", "veltair.cli", "inspect", str(artifacts / "mlp")]
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    ended = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"") and "dense2" in ended.stdout.decode(encoding)
 
 
 def test_a_check_for_programs(artifacts: Path, capsys: pytest.CaptureFixture[str]) -> None:
