@@ -15,15 +15,17 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point, version_symbol
+from veltair.compiler.graph.parameters.fallback import OnnxRuntimeParameters
 from veltair.compiler.shared_library import ObjectFile, link_library
-from veltair.compiler.timing.measure import CandidateError, Meter, result_operands
+from veltair.compiler.timing.measure import CandidateError, CandidateHangsError, Meter, result_operands
 from veltair.compiler.tuning.cache_keys import object_key
 from veltair.compiler.tuning.frontier import Candidate
 from veltair.compiler.tuning.kernel_cache import KernelCache
 from veltair.compiler.tuning.search_plan import TVM, SearchPlan, describe_origin, plan_search, propose_points
 from veltair.compiler.tuning.setting import Setting
-from veltair.errors import VeltairError
+from veltair.errors import ModelError, VeltairError
 from veltair.machine.scratch import ScratchFolder
+from veltair.profiles.artifact.manifest import ONNX_LAYER
 from veltair.profiles.records.tuning_records import RecordStore, TuningRecord
 
 HOPELESS = 4  # times the best so far, on one core instead of all: such a candidate is not measured long
@@ -57,7 +59,7 @@ def search(
         optional: workloads that others can stand in for, and how many candidates of each are measured; where none
             works, the list is empty.
 
-    Raises VeltairError for another workload of which no candidate works.
+    Raises VeltairError for another workload of which no candidate works, ModelError where ONNX Runtime runs it.
     """
     cache = cache or KernelCache()
     distinct = {spec.workload: spec for spec in reversed(specs)}  # of equal workloads, the first
@@ -99,6 +101,8 @@ def search(
                 records.append(record)
         found[workload] = plan.candidates
         if not found[workload] and workload not in optional:
+            if spec.op == ONNX_LAYER:
+                raise _not_run(spec, records[-1].error)
             raise VeltairError(f"layer {spec.name} ({workload}): no candidate works; the last said {records[-1].error}")
     return found
 
@@ -146,10 +150,18 @@ def _measure(
             try:
                 run_ns = tuple(meter.time(library, source.symbol, operands, limit_ns=limit))
             except CandidateError as error:
+                if spec.op == ONNX_LAYER and isinstance(error, CandidateHangsError):  # nothing is recorded: it may
+                    raise _not_run(spec, f"{error}; a Loop may have no end") from None  # have been a busy moment
                 yield _record(spec, point, kernel, (), setting, str(error))
             else:
                 yield _record(spec, point, kernel, run_ns, setting)
         meter.forget()
+
+
+def _not_run(spec: LayerSpec, error: str) -> ModelError:
+    """No kernel of ours has a part in it: the fault is the file's."""
+    operators = spec.parameters_as(OnnxRuntimeParameters).operators
+    return ModelError(f"layer {spec.name}: ONNX Runtime runs {operators:.200}: {error}")
 
 
 def _record(
