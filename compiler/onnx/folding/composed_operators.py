@@ -91,7 +91,7 @@ def _attention(parts: _Parts) -> bool:
     mask = parts.shape(3)
     if (parts.input(3) and (len(mask) < 2 or mask[-1] not in (1, keys))) or min(tokens, keys, width) < 1:
         return False
-    query, key, value = (_heads(parts, place, count) for place, count in enumerate((heads, shared, shared)))
+    query, key, value = (_heads_first(parts, place, count) for place, count in enumerate((heads, shared, shared)))
     key, value = _behind_past(parts, key, 1), _behind_past(parts, value, 2)
     if heads > shared:
         key, value = _repeated(parts, key, heads, shared, width), _repeated(parts, value, heads, shared, value_width)
@@ -102,15 +102,65 @@ def _attention(parts: _Parts) -> bool:
     weights = parts.add("Softmax", [parts.add("Add", [scores, added]) if added else scores], axis=-1)
     if parts.input(3):  # a row whose keys are all hidden gives zeros
         weights = parts.add("Where", [parts.add("IsNaN", [weights]), parts.number(0.0), weights])
-    if ranks[0] == 4:
-        parts.add("MatMul", [weights, value], node.output[0])
-        return True
-    merged = parts.add("Transpose", [parts.add("MatMul", [weights, value])], perm=[0, 2, 1, 3])
-    parts.add("Reshape", [merged, parts.whole_numbers(0, 0, -1)], node.output[0])
+    _as_given(parts, "MatMul", [weights, value])
     return True
 
 
-def _heads(parts: _Parts, place: int, heads: int) -> str:
+def _rotary_embedding(parts: _Parts) -> bool:
+    """Each pair of columns turned by its position's angle: x cos + (-x2, x1) sin."""
+    shape, heads, ids = parts.shape(0), parts.given("num_heads", 0), parts.input(3)
+    if len(shape) not in (3, 4) or len(parts.shape(1)) != (2 if ids else 3) or (len(shape) == 3 and heads < 1):
+        return False
+    width = shape[-1] if len(shape) == 4 else shape[-1] // heads
+    turned = parts.given("rotary_embedding_dim", 0) or width
+    if turned < 2 or turned % 2 or turned > width or any(parts.shape(i)[-1] != turned // 2 for i in (1, 2)):
+        return False
+    x = _heads_first(parts, 0, heads)
+    apart = parts.given("interleaved", 0)
+    first = x if turned == width else _columns(parts, x, 0, turned)
+    sides = [
+        _columns(
+            parts, first, side if apart else side * turned // 2, turned if apart or side else turned // 2, 1 + apart
+        )
+        for side in (0, 1)
+    ]
+    angles = []
+    for place in (1, 2):
+        angle = parts.input(place) if not ids else parts.add("Gather", [parts.input(place), ids], axis=0)
+        single = parts.add("Unsqueeze", [angle, parts.whole_numbers(1)])  # of every head
+        angles.append(_joined(parts, [single, single], turned))
+    swapped = _joined(parts, [parts.add("Neg", [sides[1]]), sides[0]], turned)
+    terms = [parts.add("Mul", [first, angles[0]]), parts.add("Mul", [swapped, angles[1]])]
+    if turned == width:
+        _as_given(parts, "Add", terms)
+    else:
+        _as_given(parts, "Concat", [parts.add("Add", terms), _columns(parts, x, turned, width)], axis=-1)
+    return True
+
+
+def _columns(parts: _Parts, x: str, begin: int, end: int, step: int = 1) -> str:
+    return parts.add("Slice", [x, *(parts.whole_numbers(n) for n in (begin, end, -1, step))])
+
+
+def _joined(parts: _Parts, halves: Sequence[str], width: int) -> str:
+    """Halves of the last axis, one behind the other or column by column."""
+    if not parts.given("interleaved", 0):
+        return parts.add("Concat", halves, axis=-1)
+    columns = [parts.add("Unsqueeze", [half, parts.whole_numbers(-1)]) for half in halves]
+    return parts.add("Reshape", [parts.add("Concat", columns, axis=-1), parts.whole_numbers(0, 0, 0, width)])
+
+
+def _as_given(parts: _Parts, op: str, inputs: Sequence[str], **attributes: int) -> None:
+    """Add the node that makes the first output, which has its heads in rows where the first input has."""
+    output = parts.fused.output[0]
+    if len(parts.shape(0)) == 4:
+        parts.add(op, inputs, output, **attributes)
+        return
+    merged = parts.add("Transpose", [parts.add(op, inputs, **attributes)], perm=[0, 2, 1, 3])
+    parts.add("Reshape", [merged, parts.whole_numbers(0, 0, -1)], output)
+
+
+def _heads_first(parts: _Parts, place: int, heads: int) -> str:
     """The input as (images, heads, tokens, width)."""
     if len(parts.shape(place)) == 4:
         return parts.input(place)
@@ -150,4 +200,8 @@ def _mask(parts: _Parts, tokens: int, keys: int) -> str:
     return added if seen is None else parts.add("Where", [parts.array(seen), added, hidden])
 
 
-_EXPANSIONS: dict[str, Callable[[_Parts], bool]] = {"Attention": _attention, "RMSNormalization": _rms_norm}
+_EXPANSIONS: dict[str, Callable[[_Parts], bool]] = {
+    "Attention": _attention,
+    "RMSNormalization": _rms_norm,
+    "RotaryEmbedding": _rotary_embedding,
+}

@@ -108,6 +108,31 @@ def test_a_norm_is_made_of_older_operators(axis: int) -> None:
     check(composed("RMSNormalization", feeds, "y", axis=axis, epsilon=1e-3), feeds, "y")
 
 
+ANGLES = {"cos": normal(B, TOKENS, WIDTH // 2), "sin": normal(B, TOKENS, WIDTH // 2)}
+FEWER = {name: angle[..., : WIDTH // 4] for name, angle in ANGLES.items()}
+BY_ID = {name: normal(9, WIDTH // 2) for name in ANGLES} | {"ids": random.integers(0, 9, (B, TOKENS))}
+HALF = {"rotary_embedding_dim": WIDTH // 2, "num_heads": HEADS}
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize(
+    ("x", "angles", "attributes"),
+    [
+        (FOUR["q"], ANGLES, {}),
+        (THREE["q"], ANGLES, {"num_heads": HEADS}),
+        (FOUR["q"], BY_ID, {}),
+        (FOUR["q"], FEWER, HALF),
+        (THREE["q"], FEWER, HALF),
+    ],
+    ids=["heads", "rows", "ids", "half", "half of rows"],
+)
+def test_a_rotary_embedding_is_made_of_older_operators(
+    x: NDArray[Any], angles: dict[str, NDArray[Any]], attributes: dict[str, int], interleaved: int
+) -> None:
+    feeds = {"x": x, **angles}
+    check(composed("RotaryEmbedding", feeds, "y", interleaved=interleaved, **attributes), feeds, "y")
+
+
 @pytest.mark.parametrize("attributes", [{"softcap": 2.0}, {"softmax_precision": TensorProto.FLOAT16}])
 def test_what_has_no_older_operators_is_left_alone(attributes: dict[str, Any]) -> None:
     types = {name: [TensorType(TensorProto.FLOAT, array.shape)] for name, array in FOUR.items()}
