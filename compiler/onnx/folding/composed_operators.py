@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -150,7 +150,7 @@ def _joined(parts: _Parts, halves: Sequence[str], width: int) -> str:
     return parts.add("Reshape", [parts.add("Concat", columns, axis=-1), parts.whole_numbers(0, 0, 0, width)])
 
 
-def _as_given(parts: _Parts, op: str, inputs: Sequence[str], **attributes: int) -> None:
+def _as_given(parts: _Parts, op: str, inputs: Sequence[str], **attributes: Any) -> None:
     """Add the node that makes the first output, which has its heads in rows where the first input has."""
     output = parts.fused.output[0]
     if len(parts.shape(0)) == 4:
