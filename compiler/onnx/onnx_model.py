@@ -7,7 +7,8 @@ constants that only Gather reads) never pass through it: they stay mapped from t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
-from veltair.compiler.onnx.node_attributes import attribute
+from veltair.compiler.onnx.node_checks import check_loops, check_values
 from veltair.compiler.onnx.quantised_nodes import (
     QuantisedConstant,
     find_quantised,
@@ -45,7 +46,6 @@ NEWEST_OPSET = 26  # likewise
 OPSET = 17  # older models are converted up to it
 MAX_BATCH = 32  # the limit of a dynamic batch where neither the caller nor the model states one
 PORT_TYPES = {"float32", "int64", "int32", "bool", "uint8", "int8"}
-VALUE_TYPES = PORT_TYPES | {"float64", "int16", "uint16", "uint32", "uint64"}
 RUN_ELSEWHERE = frozenset({"ai.onnx.ml", "com.microsoft"})  # domains that ONNX Runtime has beside standard ONNX
 PROTOBUF_BYTES = 2**31 - 1
 
@@ -117,7 +117,8 @@ def load_model(
         raise ModelError(
             f"{path}: has bags that differ in length; expected no dimension beside the batch, {fixed.name}"
         )
-    stored = extract_quantised_tables(proto, path, frozenset(TEXTUAL))
+    whole = fixed is not None and fixed.exact  # ONNX Runtime runs what looks rows up, and takes tables as they are
+    stored = {} if whole else extract_quantised_tables(proto, path, frozenset(TEXTUAL))
     columns = extract_columns(proto, path)
     domains = {*STANDARD, *(RUN_ELSEWHERE if fallback else ())}
     check_written_operators(proto, domains, path)
@@ -134,6 +135,7 @@ def load_model(
         limit = _max_batch(metadata, max_batch, path) if dynamic else 1
         _check_sizes(proto, limit, held, path)
         simple, constants = simplify_model(proto, path, folder)
+        check_loops(simple.graph, path)
         _check_sizes(simple, limit, held, path)
         _name_nodes(simple)
         separate_quantisation(simple.graph, constants)
@@ -146,7 +148,7 @@ def load_model(
         check_memory({name: shape_at(folded.values[name].shape, limit) for name in sorted(computed)}, path)
     constants, values = folded.constants, folded.values
     constants |= {name: rows for name, rows in stored.items() if name in values}
-    _check_values(folded.nodes, values, path)
+    check_values(folded.nodes, values, constants, path)
     nodes = tuple(folded.nodes)
     ports = (values[i.name] for i in simple.graph.input if i.name not in constants)
     inputs = tuple(spec for spec in ports if 0 not in spec.shape)  # nobody has to give what has no elements
@@ -206,9 +208,9 @@ def up_to_date(proto: onnx.ModelProto, path: Path, folder: Path) -> onnx.ModelPr
     version = next(o.version for o in proto.opset_import if o.domain in STANDARD)
     try:
         if any(not output.type.tensor_type.HasField("shape") for output in proto.graph.output):
-            # An output may lack a shape; the checker refuses that.
-            proto = onnx.shape_inference.infer_shapes(proto, strict_mode=True)
-        onnx.checker.check_model(str(save_model(proto, folder / "checked.onnx")))
+            proto = onnx.shape_inference.infer_shapes(proto)
+        with _stated_outputs(proto.graph):
+            onnx.checker.check_model(str(save_model(proto, folder / "checked.onnx")))
         if version < OPSET:
             proto = onnx.version_converter.convert_version(proto, OPSET)
         elif NEWEST_OPSET < version <= onnx.defs.onnx_opset_version():
@@ -222,6 +224,18 @@ def up_to_date(proto: onnx.ModelProto, path: Path, folder: Path) -> onnx.ModelPr
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
     return proto
+
+
+@contextmanager
+def _stated_outputs(graph: onnx.GraphProto) -> Iterator[None]:
+    """Within the block, every output has a shape: the checker refuses one without, and compares none."""
+    tensors = [output.type.tensor_type for output in graph.output if output.type.HasField("tensor_type")]
+    unstated = [tensor for tensor in tensors if not tensor.HasField("shape")]
+    for tensor in unstated:
+        tensor.shape.SetInParent()
+    yield
+    for tensor in unstated:
+        tensor.ClearField("shape")
 
 
 def _call_older(proto: onnx.ModelProto, version: int) -> None:
@@ -274,18 +288,3 @@ def _name_nodes(proto: onnx.ModelProto) -> None:
         while node.name in seen:
             node.name += "_"
         seen.add(node.name)
-
-
-def _check_values(nodes: Sequence[onnx.NodeProto], values: Mapping[str, TensorSpec], path: Path) -> None:
-    """Refuse nodes whose outputs have types or shapes that no kernel supports."""
-    for node in nodes:
-        where = f"{path}: node {node.name!r}"
-        if node.op_type == "Conv":  # ONNX's inference does not compare these
-            taken, given = attribute(node, "group", 1) * values[node.input[1]].shape[1], values[node.input[0]].shape[1]
-            if given != taken:
-                raise ModelError(f"{where}: Conv's weights are for {taken} channels, and its input has {given}")
-        for spec in (values[name] for name in node.output if name):
-            if spec.dtype not in VALUE_TYPES:
-                raise ModelError(f"{where}: operator {node.op_type} gives {spec.dtype}; expected float32 or integers")
-            if 0 in spec.shape:
-                raise ModelError(f"{where}: operator {node.op_type} gives an empty tensor of shape {spec.shape}")

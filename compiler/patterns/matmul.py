@@ -55,6 +55,8 @@ def matmul(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool
     DenseLayer(node.name, source, y, weight, bias, epilogue.activation, gate, residual).emit(view, builder)
     if len(out) != 2:
         builder.alias(Activation(output, y.dtype, out), y.name)
+    if end is not node and output == end.output[0]:  # an attention may read heads of the rows before the reshape
+        builder.alias(Activation(node.output[0], y.dtype, view.shape_of(node.output[0])), y.name)
     return True
 
 

@@ -55,6 +55,10 @@ class CandidateError(VeltairError):
     """A candidate crashed, hung or refused its tensors."""
 
 
+class CandidateHangsError(CandidateError):
+    """A candidate gave no result for as long as anybody waits."""
+
+
 def interior_slices(activation: Activation, batch: int) -> tuple[slice, ...]:
     """Where the values are in the physical array: inside the halo."""
     shape, halo = activation.at(batch), activation.halo
@@ -209,7 +213,7 @@ class Meter:
         try:
             connection.send_bytes(msgspec.msgpack.encode(request))
             if not connection.poll(self.patience_s):
-                raise CandidateError(f"{symbol}: no result within {self.patience_s:g} s")
+                raise CandidateHangsError(f"{symbol}: no result within {self.patience_s:g} s")
             answer: Response = msgspec.msgpack.decode(connection.recv_bytes(), type=Response)
         except (EOFError, ConnectionError):
             raise CandidateError(f"{symbol}: {self._cause()}") from None

@@ -17,15 +17,17 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point, version_symbol
+from veltair.compiler.graph.parameters.fallback import OnnxRuntimeParameters
 from veltair.compiler.shared_library import ObjectFile, link_library
-from veltair.compiler.timing.measure import CandidateError, Meter, result_operands
+from veltair.compiler.timing.measure import CandidateError, CandidateHangsError, Meter, result_operands
 from veltair.compiler.tuning.cache_keys import object_key
 from veltair.compiler.tuning.frontier import Candidate
 from veltair.compiler.tuning.kernel_cache import KernelCache
 from veltair.compiler.tuning.search_plan import TVM, SearchPlan, describe_origin, plan_search, propose_points
 from veltair.compiler.tuning.setting import Setting
-from veltair.errors import VeltairError
+from veltair.errors import ModelError, VeltairError
 from veltair.machine.scratch import ScratchFolder
+from veltair.profiles.artifact.manifest import ONNX_LAYER
 from veltair.profiles.records.tuning_records import RecordStore, TuningRecord
 
 HOPELESS = 4  # times the best so far, on one core instead of all: such a candidate is not measured long
@@ -59,7 +61,7 @@ def search(
         optional: workloads that others can stand in for, and how many candidates of each are measured; where none
             works, the list is empty.
 
-    Raises VeltairError for another workload of which no candidate works.
+    Raises VeltairError for another workload of which no candidate works, ModelError where ONNX Runtime runs it.
     """
     distinct = {spec.workload: spec for spec in reversed(specs)}  # of equal workloads, the first
     order = dict.fromkeys(spec.workload for spec in specs)
@@ -78,6 +80,8 @@ def search(
         found[workload] = plan.candidates
         if not found[workload] and workload not in optional:
             why = plan.records[-1].error
+            if spec.op == ONNX_LAYER:
+                raise _not_run(spec, why)
             raise VeltairError(f"layer {spec.name} ({workload}): no candidate works; the last said {why}")
     return found
 
@@ -155,6 +159,8 @@ class _CandidateTimer:
                     try:
                         run_ns = self._time(spec, kernel, library, source.symbol, limit)
                     except CandidateError as error:
+                        if spec.op == ONNX_LAYER and isinstance(error, CandidateHangsError):  # nothing is recorded:
+                            raise _not_run(spec, f"{error}; a Loop may have no end") from None  # it may be busy now
                         fault = str(error)
                 record = _record(spec, point, kernel, run_ns, setting, fault)
                 self.store.append(record)
@@ -168,6 +174,12 @@ class _CandidateTimer:
         operands = [*meter.inputs(spec, setting.batch, setting.bounds), *meter.weights(kernel)]
         operands += result_operands(spec, setting.batch)
         return tuple(meter.time(library, symbol, operands, limit_ns=limit_ns))
+
+
+def _not_run(spec: LayerSpec, error: str) -> ModelError:
+    """No kernel of ours has a part in it: the fault is the file's."""
+    operators = spec.parameters_as(OnnxRuntimeParameters).operators
+    return ModelError(f"layer {spec.name}: ONNX Runtime runs {operators:.200}: {error}")
 
 
 def _record(

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 from open_dimensions import constant, model, node, text, weight
 
 from veltair.compiler.dimension_plan import bucket_extents, checked_dimension, parse_bounds, plan_dimension
+from veltair.compiler.onnx.onnx_model import load_model
+from veltair.compiler.pipeline import lower
 from veltair.errors import ConfigError, ModelError
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -153,3 +155,26 @@ def test_every_multiple_of_32_is_near_a_bucket(low: int, high: int) -> None:
     assert extents[0] == high and list(extents) == sorted(set(extents), reverse=True)
     for extent in range(32 * max(1, -(-low // 32)), high + 1, 32):
         assert min(each for each in extents if each >= extent) <= extent * 10 / 9
+
+
+def test_a_table_of_bytes_is_taken_as_it_is_where_nothing_is_padded(tmp_path: Path) -> None:
+    """ONNX Runtime runs all of the model, the look-up too."""
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("DequantizeLinear", ["rows", "scale", "zero"], ["wide"]),
+        helper.make_node("ReduceMax", ["wide"], ["y"], axes=[1], keepdims=0),
+    ]
+    constants = {"table": np.eye(40, 16, dtype=np.int8), "scale": np.float32(0.5), "zero": np.int8(1)}
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", "seq"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 16])],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
+    )
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    plan = plan_dimension(path, "seq", 2, 9)
+    assert plan.dimension.exact
+    loaded = load_model(path, 3, fixed=plan.fixed[0], output_room=plan.output_room)
+    assert [layer.op for layer in lower(loaded, "fp32").layers] == ["onnxruntime"]

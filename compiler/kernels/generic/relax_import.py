@@ -110,9 +110,21 @@ def fuse_operators(module: tvm.IRModule) -> tvm.IRModule:
 
 @contextmanager
 def _own_converters() -> Iterator[None]:
-    original = onnx_frontend._get_convert_map
+    """Our converters in place of TVM's; and it says nothing of nodes that it refuses, whose errors are told."""
+    original, exit_function = onnx_frontend._get_convert_map, relax.BlockBuilder._exit_function_scope
+
+    def exit_and_end_block(builder: relax.BlockBuilder, error: type[BaseException] | None, *rest: Any) -> None:
+        is_open = error is not None and not builder._func._is_emit_func_output_called
+        exit_function(builder, error, *rest)
+        if is_open:  # TVM warns of a block that nothing ends
+            builder._end_block()
+
     onnx_frontend._get_convert_map = lambda: {**original(), **CONVERTERS}
+    onnx_frontend.print = lambda *words: None  # into the standard output, which is the command's
+    relax.BlockBuilder._exit_function_scope = exit_and_end_block
     try:
         yield
     finally:
         onnx_frontend._get_convert_map = original
+        del onnx_frontend.print
+        relax.BlockBuilder._exit_function_scope = exit_function

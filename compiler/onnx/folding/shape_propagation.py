@@ -18,6 +18,7 @@ import onnx
 
 from veltair.compiler.onnx.branches import take_branch
 from veltair.compiler.onnx.constants import captured_names, inner_graphs, read_names
+from veltair.compiler.onnx.folding.composed_operators import expand_composed
 from veltair.compiler.onnx.folding.fused_operators import expand_fused
 from veltair.compiler.onnx.folding.ml_operators import expand_ml
 from veltair.compiler.onnx.node_attributes import attribute
@@ -145,7 +146,10 @@ class ShapePropagation:
             asked = self._facts.get(node.input[0])
             condition = asked.constant if asked else None
             return None if condition is None else take_branch(node, bool(condition))
-        known = {name: self._facts[name].types[0] for name in node.input if name in self._facts}
+        types = {name: self._facts[name].types for name in node.input if name in self._facts}
+        if (parts := expand_composed(node, types)) is not None:
+            return parts
+        known = {name: kinds[0] for name, kinds in types.items()}
         if (parts := expand_ml(node, known)) is not None:
             return parts
         if any(kind.kind != onnx.TensorProto.FLOAT for kind in known.values()):

@@ -145,3 +145,14 @@ def test_large_constants_stay_in_files_and_are_right(tmp_path: Path, apart: bool
     while isinstance(owner, np.ndarray):
         owner = owner.base
     assert isinstance(owner.obj if isinstance(owner, memoryview) else owner, mmap.mmap)
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes"), [("GroupNormalization", {"num_groups": 2}), ("MeanVarianceNormalization", {})]
+)
+def test_an_output_whose_shape_onnxs_inference_does_not_tell(tmp_path: Path, op: str, attributes: Any) -> None:
+    """Nor does the file. ONNX Runtime knows it, and our own inference."""
+    image, scale = ("n", 4, 6, 6), numpy_helper.from_array(np.ones(4, np.float32), "s")
+    made = node(op, "x s s" if attributes else "x", "y", **attributes)
+    proto = model([made], [port("x", image)], [port("y", None)], [scale] if attributes else [], opset=21)
+    assert load_model(saved(tmp_path, proto), 4).outputs[0].shape == (-1, 4, 6, 6)

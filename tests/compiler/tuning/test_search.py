@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from copy_search import QUIET, TILES, Copy, layer, setting, store
+from onnx import TensorProto, helper
+from onnx_protos import I64, model, port, saved
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.onnx.onnx_model import load_model
+from veltair.compiler.pipeline import lower
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.tuning.search import search
 from veltair.compiler.tuning.setting import Setting
-from veltair.errors import VeltairError
+from veltair.errors import ModelError, VeltairError
 from veltair.machine.isa import cpu_features, tvm_target
+from veltair.machine.topology import usable_machine
 from veltair.profiles.records.tuning_records import RecordStore
 
 
@@ -95,6 +102,23 @@ def test_a_candidate_that_crashes_or_does_not_link_spoils_no_other(tmp_path: Pat
 def test_a_layer_that_nothing_works_for_is_named(tmp_path: Path, meter: Meter) -> None:
     with pytest.raises(VeltairError, match=r"layer l \(copy.*no candidate works; the last said .*SIGABRT"):
         search([layer()], store(tmp_path), meter, setting(Copy([{"tile": 1, "call": "abort"}])), 9, QUIET)
+
+
+def test_a_loop_that_does_not_end_is_the_files_fault(tmp_path: Path) -> None:
+    """Whether its condition ever changes is known to nobody before it runs."""
+    step = [helper.make_node("Add", ["v", "v"], ["v_"]), helper.make_node("ReduceSum", ["v_"], ["s"], keepdims=0)]
+    step += [helper.make_node("IsNaN", ["s"], ["nan"]), helper.make_node("Not", ["nan"], ["on"])]
+    ports = [port("i", (), I64), port("was", (), TensorProto.BOOL), port("v")]
+    body = helper.make_graph(step, "body", ports, [port("on", (), TensorProto.BOOL), port("v_")])
+    path = saved(tmp_path, model([helper.make_node("Loop", ["", "", "x"], ["y"], "the Loop", body=body)], constants=[]))
+    graph = lower(load_model(path), "fp32")
+    with Meter(usable_machine().cores, patience_s=60) as impatient:
+        found = search([layer()], store(tmp_path), impatient, setting(Copy(TILES[:1])), 9, QUIET)  # the process is up
+        assert found
+        impatient.patience_s = 1
+        with pytest.raises(ModelError, match=r"ONNX Runtime runs Loop: .*no result within 1 s; a Loop may have no end"):
+            search(graph.layers, store(tmp_path), impatient, replace(setting(Copy([])), spaces=SPACES), 0, QUIET)
+    assert not store(tmp_path).own(graph.layers[0].workload)
 
 
 def test_an_interrupted_search_goes_on_where_it_stopped(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import TensorProto, helper
 
 from veltair.compiler.graph.layer_graph import ImportedLayers
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.fallback.fallback_import import FallbackImporter
+from veltair.compiler.onnx.onnx_model import load_model
+from veltair.compiler.pipeline import lower
 from veltair.errors import ModelError
 from veltair.types import TensorSpec
 
@@ -60,3 +64,15 @@ def test_a_run_that_is_refused_as_a_whole_falls_back_whole() -> None:
     values = {f"t{i}": TensorSpec(f"t{i}", "float32", (2,)) for i in range(3)}
     [layer] = FallbackImporter(never, {})(nodes, values, {"c": np.zeros(2)}, ["t0"], ["t2"], 1, 17).layers
     assert layer.op == "onnxruntime" and layer.parameters.note == "ONNX Runtime: not together"
+
+
+def test_a_refusal_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """TVM's importer prints what it refuses, where `compile --json` writes its result, and warns of what is left."""
+    nodes = [helper.make_node("Relu", ["q"], ["r"]), helper.make_node("Attention", ["r", "q", "q"], ["y"], softcap=2.0)]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 2, 4, 16)) for name in "qy"]
+    graph = helper.make_graph(nodes, "net", ports[:1], ports[1:])
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10), path)
+    layers = lower(load_model(path), "fp32").layers
+    assert [layer.op for layer in layers].count("onnxruntime") == 1
+    assert capfd.readouterr() == ("", "")

@@ -82,3 +82,23 @@ def test_inputs_of_the_model_may_be_heads(tmp_path: Path) -> None:
     [expected] = ort.InferenceSession(str(path)).run(None, feeds)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert operators == ["attention"]
+
+
+def test_queries_of_a_joint_product_beside_kept_keys(tmp_path: Path) -> None:
+    """As GPT-2 decodes: its dense layer takes the reshape behind it, and queries lie in the rows before that."""
+    past = 3
+    net = Net(x=["n", TOKENS, ROW], k=["n", HEADS, past, WIDTH], v=["n", HEADS, past, WIDTH])
+    rows = net("Gemm", net("Reshape", "x", np.array([-1, ROW])), normal(ROW, 3 * ROW) * 3, normal(3 * ROW))
+    parts = net.split(net("Reshape", rows, np.array([-1, TOKENS, 3 * ROW])), 3, axis=2)
+    query, key, value = (
+        net("Transpose", net("Reshape", part, np.array([0, 0, HEADS, WIDTH])), perm=TOKENS_FIRST) for part in parts
+    )
+    key, value = net("Concat", "k", key, axis=2), net("Concat", "v", value, axis=2)
+    scores = net("Mul", net("MatMul", query, net("Transpose", key, perm=[0, 1, 3, 2])), np.float32(WIDTH**-0.5))
+    mixed = net("Transpose", net("MatMul", net("Softmax", scores, axis=-1), value), perm=TOKENS_FIRST)
+    path = net.save(tmp_path / "net.onnx", net("Reshape", mixed, np.array([0, 0, ROW])), key, value)
+    feeds = {"x": normal(3, TOKENS, ROW) * 8, **{name: normal(3, HEADS, past, WIDTH) * 8 for name in "kv"}}
+    outputs, operators = run(path, feeds, "fp32", batch=3)
+    for found, expected in zip(outputs, ort.InferenceSession(str(path)).run(None, feeds), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert operators.count("attention") == 1
