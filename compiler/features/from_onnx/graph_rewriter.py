@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 from pathlib import Path
 
 import onnx
@@ -42,9 +43,16 @@ class GraphRewriter:
         GraphRewriter(proto, path, columns).rewrite()
     """
 
-    def __init__(self, proto: onnx.ModelProto, path: Path, columns: Sequence[ColumnTensor]) -> None:
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        path: Path,
+        columns: Sequence[ColumnTensor],
+        shapes: Mapping[str, list[int]] | None = None,
+    ) -> None:
+        """`shapes`: what is known of shapes beside what ONNX infers, with 0 for the batch."""
         self._graph, self._path, self._columns = proto.graph, path, columns
-        self._shapes = infer_shapes(proto)
+        self._shapes = infer_shapes(proto) | dict(shapes or {})
         self._users: dict[str, list[onnx.NodeProto]] = {}
         for node in proto.graph.node:
             for name in node.input:
@@ -88,7 +96,7 @@ class GraphRewriter:
             behind: str = users[0].output[0]
             if len(self._shape(behind)) == 2 and self._shape(behind)[1] == column.width:
                 return behind
-        if shape[1:] not in ([], [1, column.width]) or (len(shape) == 1 and column.width > 1):
+        if prod(shape[1:]) != column.width:
             raise ModelError(
                 f"{self._path}: node {column.origin.name!r}: operator {column.origin.op_type}: what comes of it has "
                 f"shape {shape}; expected [batch, {column.width}]"
@@ -98,7 +106,8 @@ class GraphRewriter:
     def _reshape(self, rows: str, column: ColumnTensor) -> onnx.NodeProto:
         """A column's rows in the shape that others expect of its tensor."""
         shape = f"{rows}/shape"
-        dims = [0, 1, column.width] if len(self._shape(column.out)) == 3 else [-1]
+        extents = self._shape(column.out)[1:]
+        dims = [0, *extents] if extents else [-1]
         self._graph.initializer.append(helper.make_tensor(shape, TensorProto.INT64, [len(dims)], dims))
         return helper.make_node("Reshape", [rows, shape], [column.out], shape)
 

@@ -78,6 +78,17 @@ def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds]] | None:
     return proto, hashed
 
 
+def count_boundaries(graph: onnx.GraphProto) -> bool:
+    """Puts comparisons in the place of each Bucketize, in place. Returns whether there was one."""
+    found, nodes = False, list[onnx.NodeProto]()
+    for node in graph.node:
+        found |= node.op_type == TENSORFLOW
+        nodes += _counted(node, graph) if node.op_type == TENSORFLOW else [node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return found
+
+
 def _views(node: onnx.NodeProto, ids: str, graph: OnnxGraphIndex) -> list[onnx.NodeProto]:
     """The views between a feature, or its tokens, and its hash, on the ids instead of the texts."""
     views, name = list[onnx.NodeProto](), node.input[0]
