@@ -51,7 +51,7 @@ class _FeatureUse:
 
     @property
     def is_classed(self) -> bool:
-        return not self.refused and bool(self.keys or self.buckets or self.edges)
+        return not self.refused and bool(self.edges) != bool(self.keys or self.buckets)
 
 
 class ClassGraph:
@@ -100,7 +100,9 @@ class ClassGraph:
         use = _FeatureUse(kind or "int", dims[1].dim_value if len(dims) > 1 else 1, {name})
         wide = use.width > 1 and use.kind != "int"
         if kind is None or not 1 <= len(dims) <= 2 or dims[0].HasField("dim_value") or use.width < 1 or wide:
-            use.refused = f"input {name!r} has not one value a row and a symbolic batch"
+            expected = "[batch] or [batch, 1], with a symbolic batch"
+            shape = [dim.dim_param or dim.dim_value for dim in dims]
+            use.refused = f"input {name!r} has shape {shape}; expected {expected}"
             return use
         left = [name]
         while left and not use.refused:
@@ -114,7 +116,7 @@ class ClassGraph:
                         use.values.add(node.output[0])
                         left.append(node.output[0])
                 elif not self._picks(node, value, use):
-                    use.refused = f"node {node.name!r}: operator {node.op_type} reads the values of {name!r}"
+                    use.refused = f"node {node.name!r}: operator {node.op_type} reads the values of input {name!r}"
         return use
 
     @staticmethod
@@ -134,10 +136,10 @@ class ClassGraph:
         """Whether a node makes a number of each value by its class; notes what tells classes apart."""
         if node.op_type == "Shape":
             return True
-        if node.op_type == TENSORFLOW and use.kind == "float":
+        if node.op_type == TENSORFLOW:
             edges = attribute(node, "boundaries", [])
             use.edges.update(np.asarray(edges, np.float32).tolist())
-            return bool(edges) and bool(np.isfinite(edges).all())
+            return bool(edges) and bool(np.isfinite(edges).all()) and use.width == 1
         if use.kind == "float":
             return False
         if is_hash(node):

@@ -27,6 +27,9 @@ from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.errors import ModelError
 
 
+WRITTEN = ("StringSplit", "StringNormalizer", "StringConcat")  # operators on text that the reader's errors speak of
+
+
 @dataclass(frozen=True, slots=True)
 class ExtractedColumns:
     """Columns that were taken out of an ONNX model; `extract_columns` makes them.
@@ -59,9 +62,12 @@ def extract_columns(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | No
             del held[:]
             held.extend(values)
         del graph.initializer[constants:]
-        classes = ClassGraph(proto, path).rewrite()
+        rewriting = ClassGraph(proto, path)
+        classes = rewriting.rewrite()
         counted = count_boundaries(graph)
         if not classes and not counted:
+            if rewriting.refused and not any(node.op_type in WRITTEN for node in nodes):
+                raise ModelError(f"{path}: {rewriting.refused[0]}; {WAYS}") from None
             raise
     return _extract(proto, path, classes)
 

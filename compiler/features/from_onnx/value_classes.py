@@ -25,16 +25,16 @@ class ValueClasses:
     kind: Literal["int", "float", "string"]
     keys: tuple[str | int, ...] = ()
     buckets: int = 0  # of all other values, by their fingerprints; 0: they are alike
-    edges: tuple[float, ...] = ()  # of a float, whose classes are the intervals between them, NaN in the last
+    edges: tuple[float, ...] = ()  # of a number, whose classes are the intervals between them, NaN in the last
     width: int = 1  # values of a row
 
     @property
     def count(self) -> int:
-        return len(self.edges) + 1 if self.kind == "float" else len(self.keys) + max(self.buckets, 1)
+        return len(self.edges) + 1 if self.edges else len(self.keys) + max(self.buckets, 1)
 
     def of(self, given: Any) -> NDArray[np.int64]:
         """The classes of values: numbers in any shape, or strings."""
-        if self.kind == "float":
+        if self.edges:
             return np.searchsorted(np.array(self.edges, np.float32), np.asarray(given, np.float32), "right")
         flat = list(given.tolist() if isinstance(given, Strings) else np.asarray(given, object).reshape(-1))
         places = {str(key).encode(): place for place, key in enumerate(self.keys)}
@@ -54,7 +54,7 @@ class ValueClasses:
     def column(self, name: str, table: str | None) -> FeatureColumn:
         """A column that gives the classes, or their rows of a table."""
         combiner: Literal["sequence"] | None = "sequence" if self.width > 1 else None
-        if self.kind == "float":
+        if self.edges:
             last = len(self.edges)
             return FeatureColumn(
                 feature=self.feature, name=name, boundaries=self.edges, default=last, table=table, combiner=combiner

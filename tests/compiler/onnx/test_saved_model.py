@@ -24,7 +24,7 @@ MAKER = Path(__file__).with_name("tensorflow_models.py")
 CONVERTER = """#!{python}
 import shutil, sys
 arguments = sys.argv[1:]
-assert arguments[:2] == ["-m", "tf2onnx.convert"]
+assert arguments[0] == "-c" and "tf2onnx" in arguments[1]
 given = dict(zip(arguments[2::2], arguments[3::2], strict=True))
 assert given["--extra_opset"] == "ai.onnx.contrib:1" and given["--opset"] == "17"
 {action}
