@@ -2,9 +2,9 @@
 
     python tensorflow_conversion.py --saved-model FOLDER --output MODEL.onnx …
 
-Options are tf2onnx's. Two of its conversions are replaced: tables of whole numbers or to real ones, which it refuses,
-become label encoders, and one-hots of negative indices are zeros, as TensorFlow has them, where ONNX counts from the
-end.
+Options are tf2onnx's. Three of its conversions are replaced: tables of whole numbers or to real ones, which it
+refuses, become label encoders; one-hots of negative indices are zeros, as TensorFlow has them, where ONNX counts from
+the end; and a sparse tensor may have no value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from onnx import TensorProto
 from tf2onnx import convert
 from tf2onnx.custom_opsets.onnx_ml import LookupTableFind
 from tf2onnx.handler import tf_op
-from tf2onnx.onnx_opset.tensor import OneHot
+from tf2onnx.onnx_opset.tensor import OneHot, SparseReshape
+from tf2onnx.utils import make_name
 
 LISTS = {TensorProto.INT64: "int64", TensorProto.STRING: "string", TensorProto.FLOAT: "float"}
 AS_WRITTEN = ((TensorProto.STRING, TensorProto.INT64), (TensorProto.INT64, TensorProto.STRING))  # by tf2onnx itself
@@ -68,6 +69,35 @@ class OneHotOfIndices:
             kept = ctx.make_node("Where", [below, far, node.input[0]]).output[0]
             ctx.replace_input(node, node.input[0], kept, 0)
         OneHot.any_version_after9(13, ctx, node, **more)
+
+
+class WithoutMatMul:
+    """A graph under construction where products of integers with a vector are sums, which may have no row.
+
+    ONNX Runtime refuses the product where no value of a sparse tensor is left.
+    """
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    def make_node(self, op_type: str, inputs: list[str], **more: Any) -> Any:
+        if op_type != "MatMul":
+            return self._ctx.make_node(op_type, inputs, **more)
+        axes = self._ctx.make_const(make_name("axes"), np.array([1], np.int64)).output[0]
+        product = self._ctx.make_node("Mul", inputs).output[0]
+        return self._ctx.make_node("ReduceSum", [product, axes], attr={"keepdims": 0}, **more)
+
+
+@tf_op("SparseReshape")
+class SparseReshapeOfAny:
+    """Other indices of a sparse tensor, which may be empty."""
+
+    @classmethod
+    def version_13(cls, ctx: Any, node: Any, **more: Any) -> None:
+        SparseReshape.any_version(13, WithoutMatMul(ctx), node, **more)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW
+from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW, read_boundaries
 from veltair.compiler.features.from_onnx.hash_buckets import is_hash, read_buckets
 from veltair.compiler.features.from_onnx.label_encoders import ENCODERS, KeyEncoding, read_encoding
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
@@ -137,9 +137,8 @@ class ClassGraph:
         if node.op_type == "Shape":
             return True
         if node.op_type == TENSORFLOW:
-            edges = attribute(node, "boundaries", [])
-            use.edges.update(np.asarray(edges, np.float32).tolist())
-            return bool(edges) and bool(np.isfinite(edges).all()) and use.width == 1
+            use.edges.update(read_boundaries(node, self._graph).tolist())
+            return use.width == 1
         if use.kind == "float":
             return False
         if is_hash(node):
@@ -192,7 +191,7 @@ class ClassGraph:
             elif node.op_type in ENCODERS:
                 copy = self._mapped(node, copy.input[0], self._encoded(self._encoding(node), classes))
             elif node.op_type == TENSORFLOW:
-                own = np.asarray(attribute(node, "boundaries", []), np.float32)
+                own = read_boundaries(node, self._graph)
                 limits = np.array([-np.inf, *classes.edges], np.float32)
                 copy = self._mapped(node, copy.input[0], np.searchsorted(own, limits, "right").astype(np.int32))
             elif node.op_type in EQUAL:

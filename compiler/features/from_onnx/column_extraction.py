@@ -64,7 +64,7 @@ def extract_columns(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | No
         del graph.initializer[constants:]
         rewriting = ClassGraph(proto, path)
         classes = rewriting.rewrite()
-        counted = count_boundaries(graph)
+        counted = count_boundaries(proto, path)
         if not classes and not counted:
             if rewriting.refused and not any(node.op_type in WRITTEN for node in nodes):
                 raise ModelError(f"{path}: {rewriting.refused[0]}; {WAYS}") from None

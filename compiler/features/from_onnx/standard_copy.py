@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.features.fingerprint import fingerprint64
-from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW
+from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW, read_boundaries
 from veltair.compiler.features.from_onnx.class_graph import ClassGraph
 from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB, find_hashed, is_hash, read_buckets
 from veltair.compiler.features.from_onnx.key_sources import KeySource
@@ -108,11 +108,16 @@ def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds | Classed
     return proto, hashed
 
 
-def count_boundaries(graph: onnx.GraphProto) -> bool:
-    """Puts comparisons in the place of each Bucketize, in place. Returns whether there was one."""
-    found, nodes = False, list[onnx.NodeProto]()
+def count_boundaries(proto: onnx.ModelProto, path: Path) -> bool:
+    """Puts comparisons in the place of each Bucketize, in place. Returns whether there was one.
+
+    Raises ModelError for boundaries that are none.
+    """
+    graph, index, found, nodes = proto.graph, OnnxGraphIndex(proto, path), False, list[onnx.NodeProto]()
     for node in graph.node:
-        found |= node.op_type == TENSORFLOW
+        if node.op_type == TENSORFLOW:
+            read_boundaries(node, index)
+            found = True
         nodes += _counted(node, graph) if node.op_type == TENSORFLOW else [node]
     del graph.node[:]
     graph.node.extend(nodes)
