@@ -47,7 +47,13 @@ class AnyLookupTableFind:
         }
         ctx.remove_node(name)
         ctx.make_node(
-            "LabelEncoder", [given], attr=attributes, outputs=outputs, name=name, shapes=[shape], dtypes=[kinds[1]],
+            "LabelEncoder",
+            [given],
+            attr=attributes,
+            outputs=outputs,
+            name=name,
+            shapes=[shape],
+            dtypes=[kinds[1]],
             domain="ai.onnx.ml",
         )
         if not ctx.find_output_consumers(table.output[0]):

@@ -21,7 +21,6 @@ from veltair.compiler.features.from_onnx.label_encoders import ENCODERS, KeyEnco
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
 from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.compiler.onnx.node_attributes import attribute
-from veltair.errors import ModelError
 
 MOVES = (
     *("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose", "Slice", "Expand", "Tile"),
@@ -208,15 +207,18 @@ class ClassGraph:
     ) -> onnx.NodeProto:
         value = next(given for given in node.input if given in use.values)
         key = self._compared(node, value, use)
-        limit = self._constant(f"{node.name}/class", np.array(classes.keys.index(key), np.int64))  # type: ignore[arg-type]
-        inputs = [given if original in use.values else limit for given, original in zip(copy.input, node.input, strict=True)]
+        assert key is not None  # it was found when the keys were
+        limit = self._constant(f"{node.name}/class", np.array(classes.keys.index(key), np.int64))
+        pairs = zip(copy.input, node.input, strict=True)
+        inputs = [given if original in use.values else limit for given, original in pairs]
         return helper.make_node("Equal", inputs, node.output, node.name)
 
     def _mapped(self, node: onnx.NodeProto, given: str, values: NDArray[Any] | None) -> onnx.NodeProto:
         """A look-up of each class's value; without values the class itself."""
         if values is None:
             return helper.make_node("Identity", [given], node.output, node.name)
-        return helper.make_node("Gather", [self._constant(f"{node.name}/values", values), given], node.output, node.name)
+        known = self._constant(f"{node.name}/values", values)
+        return helper.make_node("Gather", [known, given], node.output, node.name)
 
     def _encoded(self, encoding: KeyEncoding, classes: ValueClasses) -> NDArray[Any]:
         places = {key: place for place, key in enumerate(encoding.keys)}

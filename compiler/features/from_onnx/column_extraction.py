@@ -26,7 +26,6 @@ from veltair.compiler.features.from_onnx.standard_copy import count_boundaries
 from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.errors import ModelError
 
-
 WRITTEN = ("StringSplit", "StringNormalizer", "StringConcat")  # operators on text that the reader's errors speak of
 
 

@@ -65,11 +65,7 @@ class GraphRewriter:
         plain = {self._rows_of(column): column for column in self._columns}  # by tensors (batch, width)
         left, found = dict(plain), list[tuple[str, list[ColumnTensor]]]()
         for node in graph.node:
-            if (
-                node.op_type == "Concat"
-                and attribute(node, "axis", 0) in (1, -1)
-                and len(self._shape(node.output[0])) == 2
-            ):
+            if node.op_type == "Concat" and attribute(node, "axis", 0) in (1, -1):  # of matrices, as columns are
                 names: list[str] = []
                 for ours, run in groupby(node.input, lambda name: name in left and len(self._users[name]) == 1):
                     members = list(run)

@@ -88,6 +88,7 @@ def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds | Classed
         return None
     for place, node in enumerate(proto.graph.node):
         node.name = node.name or f"{node.op_type}_{place}"
+    count_boundaries(proto, path)
     classes = ClassGraph(proto, path).rewrite()
     hashed: list[HashedIds | ClassedValues] = [ClassedValues(name, own) for name, own in classes.items()]
     graph, nodes = OnnxGraphIndex(proto, path), list[onnx.NodeProto]()
@@ -99,8 +100,6 @@ def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds | Classed
             dims = ["B", 1][: ids.rank] + ["tokens"] * (source.split is not None)
             proto.graph.input.append(helper.make_tensor_value_info(ids.name, TensorProto.INT64, dims))
             nodes += _views(node, ids.name, graph)
-        elif node.op_type == TENSORFLOW:
-            nodes += _counted(node, proto.graph)
         else:
             nodes.append(node)
     del proto.graph.node[:]

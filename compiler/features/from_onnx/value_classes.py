@@ -1,4 +1,4 @@
-"""Classes of a feature's values: those that a graph treats alike, since it only compares, encodes, hashes or buckets."""
+"""Classes of a feature's values: those that a graph treats alike, as it compares, encodes, hashes or buckets them."""
 
 from __future__ import annotations
 
