@@ -67,10 +67,10 @@ class OneHotOfIndices:
     @classmethod
     def version_13(cls, ctx: Any, node: Any, **more: Any) -> None:
         kind = ctx.get_dtype(node.input[0])
-        numpy_kind = {TensorProto.INT64: np.int64, TensorProto.INT32: np.int32}.get(kind)
-        if numpy_kind is not None:
-            zero = ctx.make_const(f"{node.name}/zero", np.array(0, numpy_kind)).output[0]
-            far = ctx.make_const(f"{node.name}/far", np.array(np.iinfo(numpy_kind).max, numpy_kind)).output[0]
+        bits = {TensorProto.INT64: 64, TensorProto.INT32: 32}.get(kind)
+        if bits is not None:
+            zero = ctx.make_const(f"{node.name}/zero", np.array(0, f"int{bits}")).output[0]
+            far = ctx.make_const(f"{node.name}/far", np.array((1 << (bits - 1)) - 1, f"int{bits}")).output[0]
             below = ctx.make_node("Less", [node.input[0], zero]).output[0]
             kept = ctx.make_node("Where", [below, far, node.input[0]]).output[0]
             ctx.replace_input(node, node.input[0], kept, 0)
