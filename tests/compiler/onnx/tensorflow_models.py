@@ -67,7 +67,7 @@ def main() -> None:
 def save_absent(tf: Any, folder: Path) -> None:
     """Values that may be absent, as `tf.feature_column`s have them: safe look-ups, indicators; and IntegerLookup."""
     chance = np.random.default_rng(1)
-    texts = np.array([b"Rome", b"", b"\0", "Zürich".encode(), b"a" * 70, b"", b"Bonn"], object)[:, None]
+    texts = np.array([b"Rome", b"", b"a\0b", "Zürich".encode(), b"a" * 70, b"", b"Bonn"], object)[:, None]
     numbers = np.array([-1, 3, 2**40, -(2**63), -1, 5, 9])[:, None]
     tables = [tf.Variable(chance.standard_normal((rows, 4)).astype(np.float32)) for rows in (20, 30, 3)]
     known = tf.keras.layers.IntegerLookup(vocabulary=[3, 2**40], num_oov_indices=1)
