@@ -260,10 +260,7 @@ class AccessEmitter:
         return T.int32(place) if isinstance(place, int) else numbers[place]
 
     def _begin(self, name: str, numbers: Mapping[str, Expr]) -> Expr:
-        """The item of its table where a row begins. Negative ids count from the end, as in ONNX.
-
-        An id that is no row reads row 0: one unsigned compare.
-        """
+        """The item where a row of its table begins: negative ids count from the end (ONNX); what is no row is row 0."""
         stream = self._rows[name]
         table = self._memories[stream.memory]
         found = T.bind(T.cast(self._place(stream.at[0], numbers), "int64"))
