@@ -116,6 +116,10 @@ class GraphRewriter:
         graph.input.extend(kept)
         for name, width in widths.items():
             graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width]))
+        given = {value.name: value for value in graph.input}
+        for output in graph.output:  # a column is an output itself: no node is left that its shape follows from
+            if output.name in widths and not output.type.tensor_type.HasField("shape"):
+                output.type.CopyFrom(given[output.name].type)
 
     def _shape(self, name: str) -> list[int]:
         """Extents, 0 for one that is not known; empty where the rank is not known either."""

@@ -1,6 +1,6 @@
 """Embeddings of token sequences: rows of several tables and of positions added up, then normalised.
 
-An id that is no row of its table reads row 0, so nothing outside of a table is ever read.
+Negative ids count from the end. An id that is no row of its table reads row 0, so nothing outside of one is read.
 """
 
 from __future__ import annotations
