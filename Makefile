@@ -43,7 +43,8 @@ docs: types
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # The examples in docstrings, but of modules that import what is not installed here: torch, TensorFlow.
-NOT_INSTALLED := veltair/api/training/torch_batches.py veltair/api/training/tensorflow_batches.py veltair/training
+NOT_INSTALLED := veltair/api/training/torch_batches.py veltair/api/training/tensorflow_batches.py veltair/training \
+	compiler/onnx/tensorflow_conversion.py
 doctest: $(VENV)/ready
 	$(BIN)/pytest --quiet --doctest-modules $(NOT_INSTALLED:%=--ignore=%) \
 		veltair compiler profiles scenarios scheduler server loadgen

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from veltair.compiler.features.feature_model import FeatureModel
 from veltair.compiler.features.feature_reference import reference_inputs as columns_of
-from veltair.compiler.features.from_onnx.standard_copy import HashedIds, standard_copy
+from veltair.compiler.features.from_onnx.standard_copy import ClassedValues, HashedIds, standard_copy
 from veltair.compiler.features.random_features import RawValues
 from veltair.compiler.tuning.correctness import largest_errors
 from veltair.compiler.verification_report import is_settled
@@ -46,7 +46,8 @@ class ReferenceModel:
         options = ort.SessionOptions()
         options.log_severity_level = 3
         copy = standard_copy(model)
-        self._hashed: list[HashedIds] = copy[1] if copy else []  # inputs that stand for hashes, which ONNX lacks
+        # Inputs that stand for hashes, which ONNX lacks, or for features whose texts are compared.
+        self._hashed: list[HashedIds | ClassedValues] = copy[1] if copy else []
         given: str | bytes = str(model)
         if copy is not None:
             given = copy[0].SerializeToString()
@@ -66,7 +67,12 @@ class ReferenceModel:
             for value in self._session.get_inputs():
                 if value.name in computed:
                     given[value.name] = _as_onnx_input(value, computed[value.name])
-            given |= {ids.name: ids.values(raw[ids.source.name]) for ids in self._hashed}
+            ranks = {value.name: len(value.shape) for value in self._session.get_inputs()}
+            for ids in self._hashed:
+                found = ids.values(raw[ids.feature])
+                if found.ndim != ranks[ids.name]:
+                    found = found.reshape((batch, 1)[: ranks[ids.name]])
+                given[ids.name] = found
         return write_tensors(self._manifest, self.plain_outputs(given, batch), batch)
 
     def spread(

@@ -48,6 +48,7 @@ FLOORS = {
 # Arrows upward that are left, each with its reason.
 UPWARD = {
     # a file's own operators say which columns and stored tables it has: found while it is read, before it is simplified
+    ("veltair.compiler.onnx.onnx_model", "veltair.compiler.features.from_onnx.column_extraction"),
     ("veltair.compiler.onnx.onnx_model", "veltair.compiler.features.from_onnx.column_reader"),
     ("veltair.compiler.onnx.quantised_tables", "veltair.compiler.features.from_onnx.onnx_graph_index"),
     ("veltair.compiler.onnx.quantised_tables", "veltair.compiler.features.from_onnx.safety_steps"),

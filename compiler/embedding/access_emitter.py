@@ -260,10 +260,11 @@ class AccessEmitter:
         return T.int32(place) if isinstance(place, int) else numbers[place]
 
     def _begin(self, name: str, numbers: Mapping[str, Expr]) -> Expr:
-        """The item of its table where a row begins; an id that is no row reads row 0. One unsigned compare."""
+        """The item where a row of its table begins: negative ids count from the end (ONNX); what is no row is row 0."""
         stream = self._rows[name]
         table = self._memories[stream.memory]
-        found = T.cast(self._place(stream.at[0], numbers), "int64")
+        found = T.bind(T.cast(self._place(stream.at[0], numbers), "int64"))
+        found = T.bind(T.Select(found < 0, found + T.cast(table.rows, "int64"), found))
         inside = T.cast(found, "uint64") < T.cast(table.rows, "uint64")
         return T.Select(inside, found, T.int64(0)) * T.int64(row_items(self._dim, table.flat.dtype))
 

@@ -17,7 +17,8 @@ REDUCED: dict[str, Callable[[Array, int], Any]] = {"sum": np.sum, "mean": np.mea
 
 
 def pick_rows(ids: Array, table: Array) -> Array:
-    """Rows by id; an id that is no row of the table gives row 0."""
+    """Rows by id, negative ones from the end; an id that is no row of the table gives row 0."""
+    ids = np.where(ids < 0, ids + len(table), ids)
     picked = table[np.where((ids >= 0) & (ids < len(table)), ids, 0)]
     return decode_rows(picked.reshape(-1, table.shape[1])).astype(np.float64).reshape(*ids.shape, -1)
 

@@ -16,7 +16,8 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from veltair.compiler.features.from_onnx.column_reader import TEXTUAL, ExtractedColumns, extract_columns
+from veltair.compiler.features.from_onnx.column_extraction import ExtractedColumns, extract_columns
+from veltair.compiler.features.from_onnx.column_reader import TEXTUAL
 from veltair.compiler.onnx.allowed_operators import STANDARD, check_operator_domains, check_written_operators
 from veltair.compiler.onnx.bags.bag_inputs import BagRoom, give_bags_rows
 from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables

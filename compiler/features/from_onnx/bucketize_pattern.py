@@ -57,15 +57,21 @@ def _match_operator(node: onnx.NodeProto, graph: OnnxGraphIndex) -> BucketizePat
 
     Raises ModelError, since ONNX has no such operator that anything else could take.
     """
-    limits = np.asarray(attribute(node, "boundaries", []), np.float32)
+    limits = read_boundaries(node, graph)
     source = _match_input(node.input[0], graph, (1, 2))
-    if not limits.size or not np.isfinite(limits).all() or (np.diff(limits) < 0).any():
-        raise graph.error(node, "expected boundaries, float32 numbers that do not fall")
     if source is None:
         raise graph.error(node, "expected to read an input of float32 or int64 with one value a row")
     edges, often = np.unique(limits, return_counts=True)
     counts = np.concatenate([[0], np.cumsum(often)]).astype(np.int32)
     return BucketizePattern(source, tuple(edges.tolist()), counts, len(edges))
+
+
+def read_boundaries(node: onnx.NodeProto, graph: OnnxGraphIndex) -> NDArray[np.float32]:
+    """The boundaries of TensorFlow's operator. Raises ModelError unless they are numbers that do not fall."""
+    limits = np.asarray(attribute(node, "boundaries", []), np.float32)
+    if not limits.size or not np.isfinite(limits).all() or (np.diff(limits) < 0).any():
+        raise graph.error(node, "expected boundaries, float32 numbers that do not fall")
+    return limits
 
 
 def _match_sum(node: onnx.NodeProto, graph: OnnxGraphIndex) -> BucketizePattern | None:

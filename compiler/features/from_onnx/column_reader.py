@@ -6,8 +6,7 @@ numbers that are known, so they are carried out when the model is compiled, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,18 +15,16 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from veltair.compiler.features.feature_description import DEFAULT_TEXT_BYTES, Feature, FeatureColumn, FeatureDescription
-from veltair.compiler.features.feature_tables import FeatureTable
+from veltair.compiler.features.feature_description import DEFAULT_TEXT_BYTES, Feature, FeatureColumn
 from veltair.compiler.features.fingerprint import fingerprint64
 from veltair.compiler.features.from_onnx.bucketize_pattern import BucketizePattern, find_bucketize
-from veltair.compiler.features.from_onnx.graph_rewriter import ColumnTensor, GraphRewriter
 from veltair.compiler.features.from_onnx.hash_buckets import HASHES, MOST_BUCKETS, find_hashed, is_hash, read_buckets
 from veltair.compiler.features.from_onnx.id_operators import NUMERIC, apply_operators, find_encoder
 from veltair.compiler.features.from_onnx.identify_columns import LOOKUPS, gathered_tables, identify_columns
 from veltair.compiler.features.from_onnx.key_sources import KeySource, find_key_source
 from veltair.compiler.features.from_onnx.label_encoders import ENCODERS, KeyEncoding, read_encoding
 from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
-from veltair.compiler.features.from_onnx.safety_steps import drop_proved_steps
+from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.errors import ModelError
 
@@ -38,50 +35,7 @@ WAYS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ExtractedColumns:
-    """Columns that were taken out of an ONNX model; `extract_columns` makes them.
-
-    >>> description = FeatureDescription(features=(), columns=(), inputs=())
-    >>> ExtractedColumns(description, {"users": np.zeros((100, 16), np.float32)}).tables["users"].shape
-    (100, 16)
-    """
-
-    description: FeatureDescription
-    tables: Mapping[str, NDArray[np.float32]]  # rows by the name of the table
-
-
-def extract_columns(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | None:
-    """Replaces columns by the inputs that they give, in place; None where there are none. Every node has a name.
-
-    Raises ModelError that names the node which cannot be taken.
-    """
-    textual = any(node.op_type in TEXTUAL for node in proto.graph.node)
-    textual |= any(i.type.tensor_type.elem_type == TensorProto.STRING for i in proto.graph.input)
-    if not textual and not find_bucketize(OnnxGraphIndex(proto, path), NUMERIC):
-        return None
-    drop_proved_steps(proto.graph)
-    reader = _ColumnReader(proto, path)
-    reader.read()
-    if not reader.columns:
-        raise ModelError(f"{path}: no column begins at its strings; {WAYS}")
-    widths = {out: len(reader.tables[out][0]) if column.table else 1 for out, column in reader.columns.items()}
-    joined = GraphRewriter(
-        proto, path, [ColumnTensor(out, width, reader.origin[out]) for out, width in widths.items()]
-    ).rewrite()
-    for node in proto.graph.node:
-        if node.op_type in TEXTUAL or any(name in reader.features for name in node.input):
-            raise ModelError(f"{path}: node {node.name!r}: operator {node.op_type} reads what no column does; {WAYS}")
-    numbers = [tensor for tensor in proto.graph.initializer if tensor.data_type != TensorProto.STRING]
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(numbers)
-    named = tuple(FeatureTable(name=name, rows=len(rows), dim=rows.shape[1]) for name, rows in reader.tables.items())
-    features, columns = tuple(reader.features.values()), tuple(reader.columns.values())
-    description = FeatureDescription(features=features, columns=columns, inputs=joined, tables=named, path=path)
-    return ExtractedColumns(description, reader.tables)
-
-
-class _ColumnReader:
+class ColumnReader:
     """Reads the columns of a graph: `columns`, their `features` and `tables`.
 
     `columns`, `tables` and `origin`, the lookup or encoder that a column comes from, are by the tensor that it gives.
@@ -226,11 +180,33 @@ class _ColumnReader:
             parts=source.parts,
         )
 
-    def _feature(self, source: KeySource, node: onnx.NodeProto) -> None:
+    def add_classes(
+        self, out: str, classes: ValueClasses, rows: NDArray[np.float32] | None, origin: onnx.NodeProto | None
+    ) -> None:
+        """A column that gives the classes of a feature's values, or, where there are rows, theirs."""
+        self._checked_room()
+        feature = Feature(
+            name=classes.feature,
+            kind=classes.kind,
+            missing=False,
+            empty="keep",
+            width=classes.width,
+            max_bytes=int(self._room),
+        )
+        if self.features.setdefault(feature.name, feature) != feature:
+            raise ModelError(f"{self.graph.path}: input {feature.name!r} is read whole and split")
+        self.columns[out] = classes.column(out, None if rows is None else out)
+        if rows is not None and origin is not None:
+            self.tables[out], self.origin[out] = rows, origin
+
+    def _checked_room(self) -> None:
         if not self._room.isdecimal() or not 1 <= int(self._room) <= 1 << 24:
             raise ModelError(
                 f"{self.graph.path}: metadata veltair.max_bytes is {self._room!r}; expected 1 to {1 << 24}"
             )
+
+    def _feature(self, source: KeySource, node: onnx.NodeProto) -> None:
+        self._checked_room()
         feature = Feature(
             name=source.name,
             kind=source.kind,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 from pathlib import Path
 
 import onnx
@@ -42,9 +43,16 @@ class GraphRewriter:
         GraphRewriter(proto, path, columns).rewrite()
     """
 
-    def __init__(self, proto: onnx.ModelProto, path: Path, columns: Sequence[ColumnTensor]) -> None:
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        path: Path,
+        columns: Sequence[ColumnTensor],
+        shapes: Mapping[str, list[int]] | None = None,
+    ) -> None:
+        """`shapes`: what is known of shapes beside what ONNX infers, with 0 for the batch."""
         self._graph, self._path, self._columns = proto.graph, path, columns
-        self._shapes = infer_shapes(proto)
+        self._shapes = infer_shapes(proto) | dict(shapes or {})
         self._users: dict[str, list[onnx.NodeProto]] = {}
         for node in proto.graph.node:
             for name in node.input:
@@ -57,11 +65,7 @@ class GraphRewriter:
         plain = {self._rows_of(column): column for column in self._columns}  # by tensors (batch, width)
         left, found = dict(plain), list[tuple[str, list[ColumnTensor]]]()
         for node in graph.node:
-            if (
-                node.op_type == "Concat"
-                and attribute(node, "axis", 0) in (1, -1)
-                and len(self._shape(node.output[0])) == 2
-            ):
+            if node.op_type == "Concat" and attribute(node, "axis", 0) in (1, -1):  # of matrices, as columns are
                 names: list[str] = []
                 for ours, run in groupby(node.input, lambda name: name in left and len(self._users[name]) == 1):
                     members = list(run)
@@ -88,7 +92,7 @@ class GraphRewriter:
             behind: str = users[0].output[0]
             if len(self._shape(behind)) == 2 and self._shape(behind)[1] == column.width:
                 return behind
-        if shape[1:] not in ([], [1, column.width]) or (len(shape) == 1 and column.width > 1):
+        if prod(shape[1:]) != column.width:
             raise ModelError(
                 f"{self._path}: node {column.origin.name!r}: operator {column.origin.op_type}: what comes of it has "
                 f"shape {shape}; expected [batch, {column.width}]"
@@ -98,7 +102,8 @@ class GraphRewriter:
     def _reshape(self, rows: str, column: ColumnTensor) -> onnx.NodeProto:
         """A column's rows in the shape that others expect of its tensor."""
         shape = f"{rows}/shape"
-        dims = [0, 1, column.width] if len(self._shape(column.out)) == 3 else [-1]
+        extents = self._shape(column.out)[1:]
+        dims = [0, *extents] if extents else [-1]
         self._graph.initializer.append(helper.make_tensor(shape, TensorProto.INT64, [len(dims)], dims))
         return helper.make_node("Reshape", [rows, shape], [column.out], shape)
 
@@ -111,6 +116,10 @@ class GraphRewriter:
         graph.input.extend(kept)
         for name, width in widths.items():
             graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width]))
+        given = {value.name: value for value in graph.input}
+        for output in graph.output:  # a column is an output itself: no node is left that its shape follows from
+            if output.name in widths and not output.type.tensor_type.HasField("shape"):
+                output.type.CopyFrom(given[output.name].type)
 
     def _shape(self, name: str) -> list[int]:
         """Extents, 0 for one that is not known; empty where the rank is not known either."""

@@ -1,7 +1,8 @@
 """A model whose columns' foreign operators are standard ones, so that ONNX Runtime alone can run it.
 
-`Bucketize` becomes comparisons that are counted. ONNX has no hash: the buckets become inputs, whose values the
-reference computes from the features (`HashedIds.values`).
+`Bucketize` becomes comparisons that are counted. ONNX has no hash: features become inputs that hold the classes of
+their values (`ClassedValues`), or, where other operators on text read them, the buckets do (`HashedIds`). The
+reference computes both from the features.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.features.fingerprint import fingerprint64
-from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW
-from veltair.compiler.features.from_onnx.hash_buckets import find_hashed, is_hash, read_buckets
+from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW, read_boundaries
+from veltair.compiler.features.from_onnx.class_graph import ClassGraph
+from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB, find_hashed, is_hash, read_buckets
 from veltair.compiler.features.from_onnx.key_sources import KeySource
 from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
+from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.profiles.artifact.strings import Strings
 
@@ -37,6 +40,10 @@ class HashedIds:
     buckets: int
     rank: int  # of the feature's input: (batch,), (batch, 1)
 
+    @property
+    def feature(self) -> str:
+        return self.source.name
+
     def values(self, given: Strings | NDArray[Any]) -> NDArray[np.int64]:
         """The buckets of a feature's values, in the shape of its input; tokens in one more dimension, padded."""
         if isinstance(given, Strings):
@@ -52,15 +59,39 @@ class HashedIds:
         return np.array([fingerprint64(text) % self.buckets for text in texts], np.int64).reshape(shape)
 
 
-def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds]] | None:
+@dataclass(frozen=True, slots=True)
+class ClassedValues:
+    """An input that stands for a feature: the classes of its values (`class_graph`).
+
+    >>> ClassedValues("city/classes", ValueClasses("city", "string", buckets=3)).values(Strings.from_values([b"2.x"]))
+    array([2])
+    """
+
+    name: str
+    classes: ValueClasses
+
+    @property
+    def feature(self) -> str:
+        return self.classes.feature
+
+    def values(self, given: Strings | NDArray[Any]) -> NDArray[np.int64]:
+        return self.classes.of(given)
+
+
+def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds | ClassedValues]] | None:
     """The model of a file without foreign operators, and its new inputs; None where it has no such operators.
 
     External data stays outside. Raises ModelError for a hash that is no column's.
     """
     proto = onnx.load(str(path), load_external_data=False)
-    if not any(is_hash(node) or node.op_type == TENSORFLOW for node in proto.graph.node):
+    if not any(node.domain == CONTRIB or node.op_type == TENSORFLOW for node in proto.graph.node):
         return None
-    graph, hashed, nodes = OnnxGraphIndex(proto, path), list[HashedIds](), list[onnx.NodeProto]()
+    for place, node in enumerate(proto.graph.node):
+        node.name = node.name or f"{node.op_type}_{place}"
+    count_boundaries(proto, path)
+    classes = ClassGraph(proto, path).rewrite()
+    hashed: list[HashedIds | ClassedValues] = [ClassedValues(name, own) for name, own in classes.items()]
+    graph, nodes = OnnxGraphIndex(proto, path), list[onnx.NodeProto]()
     for node in proto.graph.node:
         if is_hash(node):
             source = find_hashed(node, graph)
@@ -69,13 +100,27 @@ def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds]] | None:
             dims = ["B", 1][: ids.rank] + ["tokens"] * (source.split is not None)
             proto.graph.input.append(helper.make_tensor_value_info(ids.name, TensorProto.INT64, dims))
             nodes += _views(node, ids.name, graph)
-        elif node.op_type == TENSORFLOW:
-            nodes += _counted(node, proto.graph)
         else:
             nodes.append(node)
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
     return proto, hashed
+
+
+def count_boundaries(proto: onnx.ModelProto, path: Path) -> bool:
+    """Puts comparisons in the place of each Bucketize, in place. Returns whether there was one.
+
+    Raises ModelError for boundaries that are none.
+    """
+    graph, index, found, nodes = proto.graph, OnnxGraphIndex(proto, path), False, list[onnx.NodeProto]()
+    for node in graph.node:
+        if node.op_type == TENSORFLOW:
+            read_boundaries(node, index)
+            found = True
+        nodes += _counted(node, graph) if node.op_type == TENSORFLOW else [node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return found
 
 
 def _views(node: onnx.NodeProto, ids: str, graph: OnnxGraphIndex) -> list[onnx.NodeProto]:
@@ -97,16 +142,20 @@ def _views(node: onnx.NodeProto, ids: str, graph: OnnxGraphIndex) -> list[onnx.N
 
 
 def _counted(node: onnx.NodeProto, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Boundaries that a number is not below, counted; NaN is below none."""
+    """Boundaries that a number is not below: all but those that it is below. NaN is below none.
+
+    A `Not` behind the comparison would invite compilers to compare the other way, which holds for no NaN.
+    """
     out, edges = node.output[0], np.array(attribute(node, "boundaries", []), np.float32)
     axis = numpy_helper.from_array(np.array([-1]), f"{out}/axis")
-    graph.initializer.extend([axis, numpy_helper.from_array(edges, f"{out}/edges")])
+    all_ = numpy_helper.from_array(np.array(len(edges), np.int32), f"{out}/all")
+    graph.initializer.extend([axis, all_, numpy_helper.from_array(edges, f"{out}/edges")])
     steps: tuple[tuple[str, list[str], str, dict[str, int]], ...] = (
         ("Cast", [node.input[0]], f"{out}/number", {"to": TensorProto.FLOAT}),
         ("Unsqueeze", [f"{out}/number", axis.name], f"{out}/raised", {}),
         ("Less", [f"{out}/raised", f"{out}/edges"], f"{out}/below", {}),
-        ("Not", [f"{out}/below"], f"{out}/held", {}),
-        ("Cast", [f"{out}/held"], f"{out}/ones", {"to": TensorProto.INT32}),
-        ("ReduceSum", [f"{out}/ones", axis.name], out, {"keepdims": 0}),
+        ("Cast", [f"{out}/below"], f"{out}/ones", {"to": TensorProto.INT32}),
+        ("ReduceSum", [f"{out}/ones", axis.name], f"{out}/many", {"keepdims": 0}),
+        ("Sub", [all_.name, f"{out}/many"], out, {}),
     )
     return [helper.make_node(op, reads, [made], made, **more) for op, reads, made, more in steps]

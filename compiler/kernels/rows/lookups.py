@@ -21,7 +21,7 @@ class Lookups:
         messages   ids (B, L) of neighbours, ids (B,) of the rows whose neighbours they are
         triples    ids (B,) of heads, relations and tails
 
-    An id that is no row of its table reads row 0.
+    Negative ids count from the end; an id that is no row of its table reads row 0.
 
     >>> ids, y = Activation("ids", "int64", (-1, 8)), Activation("y", "float32", (-1, 16))
     >>> spec = LayerSpec("lookup", "lookups", (ids,), (y,), {}, flops=0, max_batch=16)

@@ -1,6 +1,6 @@
 """Embeddings of token sequences: rows of several tables and of positions added up, then normalised.
 
-An id that is no row of its table reads row 0, so nothing outside of a table is ever read.
+Negative ids count from the end. An id that is no row of its table reads row 0, so nothing outside of one is read.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ class TokenEmbedding:
 
 
 def _row_of(ids: Any, image: Expr, token: Expr, rows: int) -> Expr:
-    """The row of a table that an id selects; `rows` is the table's length."""
-    number = T.bind(ids[image, token])
+    """The row of a table that an id selects, a negative one from the end; `rows` is the table's length."""
+    given = T.bind(ids[image, token])
+    number = T.bind(T.Select(given < 0, given + T.cast(rows, ids.dtype), given))
     inside = T.And(number >= 0, number < rows)
     return T.bind(T.cast(T.Select(inside, number, T.cast(0, ids.dtype)), "int32"))
 

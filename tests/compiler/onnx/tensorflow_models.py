@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,9 @@ def main() -> None:
         inputs = [age, city, item]
         columns = [age, embedded(keras.layers.Hashing(20)(city), 20), embedded(keras.layers.Hashing(50)(item), 50)]
         feeds = {"city": np.array(texts, object)[:, None], "item": chance.integers(-(1 << 40), 1 << 40, (ROWS, 1))}
+    elif kind == "absent":
+        save_absent(tf, folder)
+        return
     elif kind == "layers":
         city = keras.Input((1,), name="city", dtype="string")
         words = keras.layers.StringLookup(vocabulary=["Rome", "Oslo", "Zürich"])
@@ -58,6 +62,48 @@ def main() -> None:
     found = {f"out.{name}": value.numpy() for name, value in outputs.items()}
     given = {f"in.{n}": v.astype(bytes) if v.dtype.hasobject else v for n, v in feeds.items()}
     np.savez(folder / f"{kind}.npz", **given, **found)
+
+
+def save_absent(tf: Any, folder: Path) -> None:
+    """Values that may be absent, as `tf.feature_column`s have them: safe look-ups, indicators; and IntegerLookup."""
+    chance = np.random.default_rng(1)
+    texts = np.array([b"Rome", b"", b"a\0b", "Zürich".encode(), b"a" * 70, b"", b"Bonn"], object)[:, None]
+    numbers = np.array([-1, 3, 2**40, -(2**63), -1, 5, 9])[:, None]
+    tables = [tf.Variable(chance.standard_normal((rows, 4)).astype(np.float32)) for rows in (20, 30, 3)]
+    known = tf.keras.layers.IntegerLookup(vocabulary=[3, 2**40], num_oov_indices=1)
+
+    def present(values: Any, absent: Any) -> Any:
+        places = tf.where(tf.not_equal(values, absent))
+        return tf.SparseTensor(places, tf.gather_nd(values, places), tf.shape(values, tf.int64))
+
+    def look_up(table: Any, values: Any, buckets: int) -> Any:
+        texts = values.values if values.values.dtype == tf.string else tf.strings.as_string(values.values)
+        ids = tf.SparseTensor(values.indices, tf.strings.to_hash_bucket_fast(texts, buckets), values.dense_shape)
+        return tf.nn.safe_embedding_lookup_sparse(table, ids, combiner="mean")
+
+    class Model(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables, self.known = tables, known
+
+        @tf.function(
+            input_signature=[
+                tf.TensorSpec([None, 1], tf.string, "city"),
+                *(tf.TensorSpec([None, 1], tf.int64, name) for name in ("item", "kind", "level")),
+            ]
+        )
+        def score(self, city: Any, item: Any, kind: Any, level: Any) -> Any:
+            parts = [look_up(tables[0], present(city, ""), 20), look_up(tables[1], present(item, -1), 30)]
+            parts.append(tf.gather(tables[2], self.known(kind)[:, 0]))
+            parts.append(tf.one_hot(tf.where(level[:, 0] < 10, level[:, 0], -1), 10))
+            return {"score": tf.concat(parts, 1)}
+
+    model = Model()
+    tf.saved_model.save(model, folder / "absent", signatures=model.score)
+    given = {"in.city": texts, **{f"in.{name}": numbers for name in ("item", "kind", "level")}}
+    found = model.score(*map(tf.constant, given.values()))["score"].numpy()
+    given["in.city"] = texts.astype(bytes)
+    np.savez(folder / "absent.npz", **given, **{"out.score": found})
 
 
 if __name__ == "__main__":

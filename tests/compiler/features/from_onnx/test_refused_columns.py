@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from features.column_nets import CITY, HISTORY, STRING, encoder, hashed, model, node
-from onnx import TensorProto
 
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.errors import ModelError
@@ -16,7 +15,7 @@ LOOKED_UP = node("Gather", ["cities", "h"], "h.rows")
 WRONG: list[Any] = [
     (
         [node("Identity", ["city"], "same"), node("RegexFullMatch", ["same"], "city.id", pattern="a"), CITY[1]],
-        "node 'city.id': operator RegexFullMatch: stands between an encoder and the lookup",
+        "node 'city.id': operator RegexFullMatch reads the values of input 'city'",
     ),
     *(
         (
@@ -46,7 +45,6 @@ WRONG: list[Any] = [
         ],
         "splits what StringConcat makes",
     ),
-    ([*CITY, node("Cast", ["city.id"], "y", to=TensorProto.FLOAT)], "node 'city.id': .* reads what no column does"),
     ([*HISTORY[:3], node("ReduceMean", ["token.rows", "one"], "mean", keepdims=0)], "ReduceMean counts the padding"),
     ([HISTORY[0], encoder("tokens", "token.id", ["a"], [1], 2), *HISTORY[2:]], "leads to a row that is not zero"),
     ([node("StringSplit", ["history"], ["tokens", "n"], delimiter="<>"), *HISTORY[1:]], "one ASCII character"),
@@ -55,16 +53,14 @@ WRONG: list[Any] = [
     ([encoder("city", "city.id", ["a", "b"], [1], 0), CITY[1]], "2 keys, 1 values"),
     ([hashed("city", "h", "zero-d"), LOOKED_UP], "expected texts and a constant number of buckets"),
     ([hashed("city", "h", "none"), LOOKED_UP], "0 buckets; expected 1 to 2147483647"),
-    ([hashed("city", "h", "many"), LOOKED_UP], "1048576 buckets before the lookup 'h.rows'; expected no more than 5"),
     (
         [node("StringConcat", ["city", "dash"], "both"), hashed("both", "h", "five"), LOOKED_UP],
         "hashes what StringConcat or StringNormalizer makes",
     ),
     (
         [node("Cast", ["city"], "text", to=STRING), hashed("text", "h", "five"), LOOKED_UP],
-        "makes text for a hash; expected it to do so of whole numbers",
+        "node 'text': operator Cast reads the values of input 'city'",
     ),
-    ([hashed("city", "h", "five"), node("Cast", ["h"], "y", to=TensorProto.FLOAT)], "no column begins at its strings"),
     ([HISTORY[0], hashed("tokens", "token.id", "three"), *HISTORY[2:]], "leads to a row that is not zero"),
     ([*HISTORY, encoder("history", "h", ["a"], [1], 0), LOOKED_UP], "input 'history' is read whole and split"),
 ]

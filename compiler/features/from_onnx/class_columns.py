@@ -1,0 +1,191 @@
+"""Columns that a graph of classes has: tensors whose rows depend on the class of one feature alone.
+
+How the graph computes them does not matter: TensorFlow's safe look-ups are some forty operators of ONNX that sort,
+filter and scatter. Rows are computed by ONNX Runtime, for each class once, and are a table. That a row depends on its
+own class alone is tried: the classes in other orders, many times the same, in batches of several sizes, have to give
+the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
+from veltair.compiler.features.from_onnx.safety_steps import nodes_needed
+from veltair.compiler.features.from_onnx.value_classes import ValueClasses
+
+MOST_NUMBERS = 1 << 28  # of a table
+FEW_NUMBERS = 1 << 16  # of a table of rows that no look-up has: of one-hots
+TRIED_BATCHES = (1, 2, 3, 64)
+TOLERANCE = 1e-6  # relative: sums of rows may be rounded in another order
+HELD_BYTES = 1 << 16  # larger constants are given to ONNX Runtime as they lie in memory
+ELEMENTWISE = (*VIEWS, "Add", "Mul", "Sub", "Div", "Where", "Cast", "Max", "Min", "Sqrt", "Neg", "Clip")
+CARRIED = frozenset(("", "ai.onnx.ml"))  # domains whose operators ONNX Runtime carries out
+
+
+@dataclass(frozen=True, slots=True)
+class ClassColumn:
+    """A tensor whose rows are those of a table. `row_shape`: of one row, without the batch.
+
+    >>> ClassColumn("rows", ValueClasses("city", "string", buckets=3), np.zeros((3, 8), np.float32), (8,)).row_shape
+    (8,)
+    """
+
+    tensor: str
+    classes: ValueClasses
+    rows: NDArray[np.float32]  # (classes, numbers)
+    row_shape: tuple[int, ...]
+
+
+class ClassColumns:
+    """Finds the columns of a graph whose features are classes already: the tensors nearest to the features.
+
+    Use::
+
+        ClassColumns(proto_index, inputs).find(outputs)
+    """
+
+    def __init__(self, graph: OnnxGraphIndex, inputs: Mapping[str, ValueClasses]) -> None:
+        self._graph, self._inputs = graph, inputs
+        self._reads: dict[str, frozenset[str]] = {name: frozenset((name,)) for name in graph.inputs}  # inputs before
+        for node in graph.nodes:
+            before = frozenset().union(*(self._reads.get(name, frozenset()) for name in node.input))
+            for output in node.output:
+                self._reads[output] = before
+        self._found: dict[str, ClassColumn | None] = {}
+        self._cuts: dict[str, frozenset[str] | None] = {}
+
+    def find(self, outputs: Sequence[str]) -> list[ClassColumn]:
+        """The columns that the outputs depend on."""
+        kept: dict[str, None] = {}
+        for node in self._graph.nodes:  # in graph order, so that no chain is followed in depth
+            for output in filter(None, node.output):
+                self._cuts[output] = self._cuts_before(node, output)
+        left, seen = list(outputs), set[str]()
+        while left:
+            name = left.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            cuts = self._cuts.get(name)
+            if cuts is not None:
+                kept |= dict.fromkeys(sorted(cuts))
+            elif name in self._graph.producer:
+                left += self._graph.producer[name].input
+        return [found for name in kept if (found := self._column(name)) is not None]
+
+    def _features(self, name: str) -> set[str]:
+        return {self._inputs[i].feature for i in self._reads.get(name, ()) if i in self._inputs}
+
+    def _cuts_before(self, node: onnx.NodeProto, output: str) -> frozenset[str] | None:
+        """The tensors that cut a tensor off its features; None where some way to one is not cut."""
+        before: set[str] = set()
+        whole = True
+        for name in filter(None, node.input):
+            if name in self._inputs:
+                whole = False
+            elif self._features(name):
+                cuts = self._cuts[name]
+                whole &= cuts is not None
+                before |= cuts or frozenset()
+        if whole and (len(before) <= 1 or node.op_type not in ELEMENTWISE):
+            return frozenset(before)
+        only = len(self._features(output)) == 1 and self._reads[output] <= self._inputs.keys()
+        if only and self._column(output) is not None:
+            return frozenset((output,))
+        return frozenset(before) if whole else None
+
+    def _column(self, name: str) -> ClassColumn | None:
+        if name not in self._found:
+            self._found[name] = self._read(name)
+        return self._found[name]
+
+    def _read(self, name: str) -> ClassColumn | None:
+        """The tensor as a column, if its rows are those of its classes."""
+        chosen = {i: self._inputs[i] for i in sorted(self._reads[name])}
+        main, classes = max(chosen.items(), key=lambda pair: pair[1].count)
+        if classes.width > 1:
+            return None
+        run = self._runner(name, chosen)
+        if run is None:
+            return None
+        rng = np.random.default_rng(0)
+        sample = np.unique(np.concatenate([rng.integers(0, classes.count, 64), np.arange(len(classes.keys))[:64]]))
+        few = run({main: sample}, rng)
+        if few is None or few.dtype != np.float32 or few.ndim < 1 or len(few) != len(sample) or not few.size:
+            return None
+        numbers = few[0].size * classes.count
+        looked_up = any(n.op_type == "Gather" for n in self._nodes_before(name))
+        if numbers > (MOST_NUMBERS if looked_up else FEW_NUMBERS) or not self._is_by_rows(run, main, sample, few, rng):
+            return None
+        rows = run({main: np.arange(classes.count)}, rng)
+        if rows is None or rows.shape != (classes.count, *few.shape[1:]):
+            return None
+        every = np.arange(classes.count)
+        if not self._is_by_rows(run, main, every, rows, rng):
+            return None
+        return ClassColumn(name, classes, np.ascontiguousarray(rows.reshape(classes.count, -1)), rows.shape[1:])
+
+    @staticmethod
+    def _is_by_rows(
+        run: Any, main: str, classes: NDArray[np.int64], rows: NDArray[np.float32], rng: np.random.Generator
+    ) -> bool:
+        """Whether rows stay what they are in other batches."""
+        for batch in TRIED_BATCHES:
+            chosen = rng.integers(0, len(classes), batch)
+            again = run({main: classes[chosen]}, rng)
+            if again is None or again.shape != (batch, *rows.shape[1:]):
+                return False
+            if not np.allclose(again, rows[chosen], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
+                return False
+        return True
+
+    def _nodes_before(self, name: str) -> list[onnx.NodeProto]:
+        return nodes_needed(self._graph.nodes, {name})
+
+    def _runner(self, name: str, chosen: Mapping[str, ValueClasses]) -> Any:
+        """A function from classes (batch,) by input to the tensor; None where ONNX Runtime cannot carry it out."""
+        nodes = self._nodes_before(name)
+        if any(node.domain not in CARRIED for node in nodes):
+            return None
+        weights = {n: self._graph.weights[n] for node in nodes for n in node.input if n in self._graph.weights}
+        large = {n: self._graph.constant(n) for n, w in weights.items() if w.ByteSize() > HELD_BYTES or w.external_data}
+        ranks = {i: len(self._graph.inputs[i].type.tensor_type.shape.dim) for i in chosen}
+        inputs = [helper.make_tensor_value_info(i, TensorProto.INT64, ["batch", 1][: ranks[i]]) for i in chosen]
+        inputs += [helper.make_tensor_value_info(n, weights[n].data_type, weights[n].dims) for n in large]
+        small = [weight for n, weight in weights.items() if n not in large]
+        outputs = [helper.make_value_info(name, onnx.TypeProto())]
+        model = helper.make_model(
+            helper.make_graph(nodes, "column", inputs, outputs, small), opset_imports=self._graph.opsets, ir_version=8
+        )
+        options = ort.SessionOptions()
+        options.log_severity_level, options.intra_op_num_threads = 4, 1
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        try:
+            session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        except Exception:  # ONNX Runtime raises its own types; what it cannot run is no column
+            return None
+
+        def run(given: Mapping[str, NDArray[np.int64]], rng: np.random.Generator) -> NDArray[Any] | None:
+            (classes,) = given.values()
+            feeds: dict[str, Any] = dict(large)
+            for i, own in chosen.items():
+                value = given.get(i)
+                if value is None:  # the same keys; other values are in any bucket
+                    keys = len(own.keys)
+                    value = np.where(classes < keys, classes, rng.integers(keys, own.count, len(classes)))
+                feeds[i] = value.reshape(-1, 1) if ranks[i] == 2 else value
+            try:
+                return np.asarray(session.run(None, feeds)[0])
+            except Exception:  # ONNX Runtime raises its own types; what it cannot run is no column
+                return None
+
+        return run

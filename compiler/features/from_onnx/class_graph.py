@@ -1,0 +1,237 @@
+"""Rewrites a graph whose texts only pick numbers into one of numbers: features become the classes of their values.
+
+Whatever else the graph does, with sparse tensors and rows that come and go, stays as it is: filters and views move
+classes as they moved texts. So no operator on text is left, and nothing about the others has to be known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW, read_boundaries
+from veltair.compiler.features.from_onnx.hash_buckets import is_hash, read_buckets
+from veltair.compiler.features.from_onnx.label_encoders import ENCODERS, KeyEncoding, read_encoding
+from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
+from veltair.compiler.features.from_onnx.value_classes import ValueClasses
+from veltair.compiler.onnx.node_attributes import attribute
+
+MOVES = (
+    *("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose", "Slice", "Expand", "Tile"),
+    *("Gather", "GatherND", "GatherElements", "Compress"),
+)  # operators that move values of their first input, and look at none
+EQUAL = ("Equal", "StringEqual")
+KINDS: dict[int, Literal["int", "float", "string"]] = {
+    TensorProto.STRING: "string",
+    TensorProto.INT64: "int",
+    TensorProto.INT32: "int",
+    TensorProto.FLOAT: "float",
+}
+
+
+@dataclass(slots=True)
+class _FeatureUse:
+    """What a graph does with a feature."""
+
+    kind: Literal["int", "float", "string"]
+    width: int
+    values: set[str] = field(default_factory=set)  # tensors of the feature's values
+    readers: set[str] = field(default_factory=set)  # names of the nodes that read one
+    keys: dict[str | int, None] = field(default_factory=dict)
+    buckets: set[int] = field(default_factory=set)
+    edges: set[float] = field(default_factory=set)
+    refused: str = ""  # why the feature stays as it is
+
+    @property
+    def is_classed(self) -> bool:
+        return not self.refused and bool(self.edges) != bool(self.keys or self.buckets)
+
+
+class ClassGraph:
+    """Rewrites one graph, in place: `inputs` are those that stand for features, by name.
+
+    Use::
+
+        ClassGraph(proto, path).rewrite()
+    """
+
+    def __init__(self, proto: onnx.ModelProto, path: Path) -> None:
+        self._proto, self._path = proto, path
+        self._graph = OnnxGraphIndex(proto, path)
+        self.inputs: dict[str, ValueClasses] = {}
+        self.refused: list[str] = []  # why features of text stay as they are
+
+    def rewrite(self) -> dict[str, ValueClasses]:
+        """Puts classes in the place of each feature that can be. Returns the new inputs (batch, width), int64."""
+        uses = {name: self._uses(name) for name in self._graph.inputs if name not in self._graph.weights}
+        self.refused = [use.refused for use in uses.values() if use.refused and use.kind == "string"]
+        chosen = {name: use for name, use in uses.items() if use.is_classed}
+        readers = {reader: name for name, use in chosen.items() for reader in use.readers}
+        nodes: list[onnx.NodeProto] = []
+        for node in self._graph.nodes:
+            if node.name in readers:
+                nodes += self._replaced(node, readers[node.name], chosen[readers[node.name]])
+            else:
+                nodes.append(node)
+        kept = [value for value in self._proto.graph.input if value.name not in chosen]
+        for name, use in chosen.items():
+            dims = self._graph.inputs[name].type.tensor_type.shape.dim
+            for tensor, classes in self._classes(name, use):
+                self.inputs[tensor] = classes
+                shape = [dims[0].dim_param or "batch", *(dim.dim_value for dim in dims[1:])]
+                kept.append(helper.make_tensor_value_info(tensor, TensorProto.INT64, shape))
+        for part, values in (("node", nodes), ("input", kept)):
+            held = getattr(self._proto.graph, part)
+            del held[:]
+            held.extend(values)
+        return self.inputs
+
+    def _uses(self, name: str) -> _FeatureUse:
+        """Follows a feature's values to whatever reads them."""
+        dims = self._graph.inputs[name].type.tensor_type.shape.dim
+        kind = KINDS.get(self._graph.type_of(name))
+        use = _FeatureUse(kind or "int", dims[1].dim_value if len(dims) > 1 else 1, {name})
+        wide = use.width > 1 and use.kind != "int"
+        if kind is None or not 1 <= len(dims) <= 2 or dims[0].HasField("dim_value") or use.width < 1 or wide:
+            expected = "[batch] or [batch, 1], with a symbolic batch"
+            shape = [dim.dim_param or dim.dim_value for dim in dims]
+            use.refused = f"input {name!r} has shape {shape}; expected {expected}"
+            return use
+        left = [name]
+        while left and not use.refused:
+            value = left.pop()
+            if self._graph.is_output(value):
+                use.refused = f"input {name!r} is an output, too"
+            for node in self._graph.users(value):
+                use.readers.add(node.name)
+                if self._moves(node, value) or self._is_text_of(node, use):
+                    if node.output[0] not in use.values:
+                        use.values.add(node.output[0])
+                        left.append(node.output[0])
+                elif not self._picks(node, value, use):
+                    use.refused = f"node {node.name!r}: operator {node.op_type} reads the values of input {name!r}"
+        return use
+
+    @staticmethod
+    def _moves(node: onnx.NodeProto, value: str) -> bool:
+        return node.op_type in MOVES and node.input[0] == value and value not in node.input[1:]
+
+    @staticmethod
+    def _is_text_of(node: onnx.NodeProto, use: _FeatureUse) -> bool:
+        """A cast that changes no value: to more bits, or to the text that is hashed."""
+        return (
+            node.op_type == "Cast"
+            and use.kind == "int"
+            and attribute(node, "to", 0) in (TensorProto.INT64, TensorProto.STRING)
+        )
+
+    def _picks(self, node: onnx.NodeProto, value: str, use: _FeatureUse) -> bool:
+        """Whether a node makes a number of each value by its class; notes what tells classes apart."""
+        if node.op_type == "Shape":
+            return True
+        if node.op_type == TENSORFLOW:
+            use.edges.update(read_boundaries(node, self._graph).tolist())
+            return use.width == 1
+        if use.kind == "float":
+            return False
+        if is_hash(node):
+            use.buckets.add(read_buckets(node, self._graph))
+            return True
+        if node.op_type in ENCODERS:
+            keys = self._encoding(node).keys
+            use.keys |= dict.fromkeys(keys)
+            return all(isinstance(key, str) == (use.kind == "string") for key in keys)
+        if node.op_type in EQUAL and (key := self._compared(node, value, use)) is not None:
+            use.keys[key] = None
+            return True
+        return False
+
+    def _compared(self, node: onnx.NodeProto, value: str, use: _FeatureUse) -> str | int | None:
+        """The constant that a node compares a value with."""
+        other = next((given for given in node.input if given != value), "")
+        if use.kind == "string":
+            return self._graph.text(other)
+        number = self._graph.constant(other)
+        return int(number.item()) if number is not None and number.size == 1 and number.dtype.kind in "iu" else None
+
+    def _classes(self, name: str, use: _FeatureUse) -> list[tuple[str, ValueClasses]]:
+        """The inputs that stand for a feature: one for each number of buckets that its values are hashed to."""
+        edges = tuple(sorted(use.edges))
+        return [
+            (f"{name}/classes{n or ''}", ValueClasses(name, use.kind, tuple(use.keys), n, edges, use.width))
+            for n in sorted(use.buckets) or [0]
+        ]
+
+    def _replaced(self, node: onnx.NodeProto, name: str, use: _FeatureUse) -> list[onnx.NodeProto]:
+        """What stands for a node that reads a feature's values: the same on classes, for each number of buckets."""
+        inputs = self._classes(name, use)
+        found = []
+        moved = node.op_type in MOVES or self._is_text_of(node, use)
+        for tensor, classes in inputs if moved else inputs[:1]:
+            suffix = tensor.removeprefix(name)
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            copy.input[:] = [self._behind(given, name, suffix, use) for given in node.input]
+            if moved:
+                copy.name, copy.output[0] = f"{node.name}{suffix}", f"{node.output[0]}{suffix}"
+                if node.op_type == "Cast":
+                    del copy.attribute[:]
+                    copy.op_type = "Identity"
+            elif is_hash(node):
+                tensor, classes = next(pair for pair in inputs if pair[1].buckets == read_buckets(node, self._graph))
+                given = self._behind(node.input[0], name, tensor.removeprefix(name), use)
+                copy = self._mapped(node, given, classes.hashed() if classes.keys else None)
+            elif node.op_type in ENCODERS:
+                copy = self._mapped(node, copy.input[0], self._encoded(self._encoding(node), classes))
+            elif node.op_type == TENSORFLOW:
+                own = read_boundaries(node, self._graph)
+                limits = np.array([-np.inf, *classes.edges], np.float32)
+                copy = self._mapped(node, copy.input[0], np.searchsorted(own, limits, "right").astype(np.int32))
+            elif node.op_type in EQUAL:
+                copy = self._equal(node, copy, classes, use)
+            found.append(copy)
+        return found
+
+    def _behind(self, given: str, name: str, suffix: str, use: _FeatureUse) -> str:
+        """The tensor of classes that stands for a tensor of values."""
+        return (f"{name}{suffix}" if given == name else f"{given}{suffix}") if given in use.values else given
+
+    def _equal(
+        self, node: onnx.NodeProto, copy: onnx.NodeProto, classes: ValueClasses, use: _FeatureUse
+    ) -> onnx.NodeProto:
+        value = next(given for given in node.input if given in use.values)
+        key = self._compared(node, value, use)
+        assert key is not None  # it was found when the keys were
+        limit = self._constant(f"{node.name}/class", np.array(classes.keys.index(key), np.int64))
+        pairs = zip(copy.input, node.input, strict=True)
+        inputs = [given if original in use.values else limit for given, original in pairs]
+        return helper.make_node("Equal", inputs, node.output, node.name)
+
+    def _mapped(self, node: onnx.NodeProto, given: str, values: NDArray[Any] | None) -> onnx.NodeProto:
+        """A look-up of each class's value; without values the class itself."""
+        if values is None:
+            return helper.make_node("Identity", [given], node.output, node.name)
+        known = self._constant(f"{node.name}/values", values)
+        return helper.make_node("Gather", [known, given], node.output, node.name)
+
+    def _encoded(self, encoding: KeyEncoding, classes: ValueClasses) -> NDArray[Any]:
+        places = {key: place for place, key in enumerate(encoding.keys)}
+        last = len(encoding.keys)
+        own = [places.get(key, last) for key in classes.keys]
+        return np.asarray(encoding.values[np.array([*own, *[last] * max(classes.buckets, 1)])])
+
+    def _encoding(self, node: onnx.NodeProto) -> KeyEncoding:
+        try:
+            return read_encoding(node)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise self._graph.error(node, str(error)) from None
+
+    def _constant(self, name: str, value: NDArray[Any]) -> str:
+        self._proto.graph.initializer.append(numpy_helper.from_array(value, name))
+        return name

@@ -1,0 +1,72 @@
+"""Classes of a feature's values: those that a graph treats alike, as it compares, encodes, hashes or buckets them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.compiler.features.feature_description import FeatureColumn
+from veltair.compiler.features.fingerprint import fingerprint64
+from veltair.profiles.artifact.strings import Strings
+
+
+@dataclass(frozen=True, slots=True)
+class ValueClasses:
+    """The values that a graph tells apart. Class i is the i-th key; behind them is a class for each bucket, or one.
+
+    >>> ValueClasses("city", "string", keys=("", "Rome"), buckets=3).of([b"Rome", b"", b"Hello", b"2.x"])
+    array([1, 0, 2, 4])
+    """
+
+    feature: str
+    kind: Literal["int", "float", "string"]
+    keys: tuple[str | int, ...] = ()
+    buckets: int = 0  # of all other values, by their fingerprints; 0: they are alike
+    edges: tuple[float, ...] = ()  # of a number, whose classes are the intervals between them, NaN in the last
+    width: int = 1  # values of a row
+
+    @property
+    def count(self) -> int:
+        return len(self.edges) + 1 if self.edges else len(self.keys) + max(self.buckets, 1)
+
+    def of(self, given: Any) -> NDArray[np.int64]:
+        """The classes of values: numbers in any shape, or strings."""
+        if self.edges:
+            return np.searchsorted(np.array(self.edges, np.float32), np.asarray(given, np.float32), "right")
+        flat = list(given.tolist() if isinstance(given, Strings) else np.asarray(given, object).reshape(-1))
+        places = {str(key).encode(): place for place, key in enumerate(self.keys)}
+        texts = [value if isinstance(value, bytes) else str(value).encode() for value in flat]
+        known = {text: places.get(text, len(self.keys) + self.bucket(text, self.buckets)) for text in set(texts)}
+        return np.array([known[text] for text in texts], np.int64).reshape(-1, *np.shape(given)[1:])
+
+    @staticmethod
+    def bucket(text: bytes, buckets: int) -> int:
+        return fingerprint64(text) % buckets if buckets else 0
+
+    def hashed(self) -> NDArray[np.int64]:
+        """The bucket of each class, where there are buckets."""
+        own = [self.bucket(str(key).encode(), self.buckets) for key in self.keys]
+        return np.array([*own, *range(self.buckets)], np.int64)
+
+    def column(self, name: str, table: str | None) -> FeatureColumn:
+        """A column that gives the classes, or their rows of a table."""
+        combiner: Literal["sequence"] | None = "sequence" if self.width > 1 else None
+        if self.edges:
+            last = len(self.edges)
+            return FeatureColumn(
+                feature=self.feature, name=name, boundaries=self.edges, default=last, table=table, combiner=combiner
+            )
+        if not self.keys:
+            return FeatureColumn(feature=self.feature, name=name, hash=self.buckets, table=table, combiner=combiner)
+        return FeatureColumn(
+            feature=self.feature,
+            name=name,
+            vocabulary=self.keys,
+            oov=self.buckets,
+            default=len(self.keys),
+            table=table,
+            combiner=combiner,
+        )

@@ -1,0 +1,110 @@
+"""Converts a SavedModel with tf2onnx: a program of its own, for a Python that has TensorFlow and not this project.
+
+    python tensorflow_conversion.py --saved-model FOLDER --output MODEL.onnx …
+
+Options are tf2onnx's. Three of its conversions are replaced: tables of whole numbers or to real ones, which it
+refuses, become label encoders; one-hots of negative indices are zeros, as TensorFlow has them, where ONNX counts from
+the end; and a sparse tensor may have no value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+from tf2onnx import convert
+from tf2onnx.custom_opsets.onnx_ml import LookupTableFind
+from tf2onnx.handler import tf_op
+from tf2onnx.onnx_opset.tensor import OneHot, SparseReshape
+from tf2onnx.utils import make_name
+
+LISTS = {TensorProto.INT64: "int64", TensorProto.STRING: "string", TensorProto.FLOAT: "float"}
+AS_WRITTEN = ((TensorProto.STRING, TensorProto.INT64), (TensorProto.INT64, TensorProto.STRING))  # by tf2onnx itself
+
+
+@tf_op("LookupTableFindV2")
+class AnyLookupTableFind:
+    """A look-up in a table of whole numbers or texts."""
+
+    @classmethod
+    def version_8(cls, ctx: Any, node: Any, initialized_tables: Any, **more: Any) -> None:
+        kinds = ctx.get_dtype(node.input[1]), ctx.get_dtype(node.output[0])
+        table = node.inputs[0]
+        while table.type == "Identity":
+            table = table.inputs[0]
+        known = all(kind in LISTS for kind in kinds) and table.get_attr_value("shared_name") in initialized_tables
+        if kinds in AS_WRITTEN or not known or not node.inputs[2].is_const():
+            LookupTableFind.version_8(ctx, node, initialized_tables, **more)
+            return
+        keys, values = (np.asarray(part) for part in initialized_tables[table.get_attr_value("shared_name")])
+        name, given, outputs, shape = node.name, node.input[1], node.output, ctx.get_shape(node.input[1])
+        default = node.inputs[2].get_tensor_value()
+        attributes = {
+            f"keys_{LISTS[kinds[0]]}s": keys.tolist(),
+            f"values_{LISTS[kinds[1]]}s": values.tolist(),
+            f"default_{LISTS[kinds[1]]}": default,
+        }
+        ctx.remove_node(name)
+        ctx.make_node(
+            "LabelEncoder",
+            [given],
+            attr=attributes,
+            outputs=outputs,
+            name=name,
+            shapes=[shape],
+            dtypes=[kinds[1]],
+            domain="ai.onnx.ml",
+        )
+        if not ctx.find_output_consumers(table.output[0]):
+            ctx.remove_node(table.name)
+
+
+@tf_op("OneHot")
+class OneHotOfIndices:
+    """One-hots; an index below 0 becomes one that is too large, which has none in ONNX, too."""
+
+    @classmethod
+    def version_13(cls, ctx: Any, node: Any, **more: Any) -> None:
+        kind = ctx.get_dtype(node.input[0])
+        bits = {TensorProto.INT64: 64, TensorProto.INT32: 32}.get(kind)
+        if bits is not None:
+            zero = ctx.make_const(f"{node.name}/zero", np.array(0, f"int{bits}")).output[0]
+            far = ctx.make_const(f"{node.name}/far", np.array((1 << (bits - 1)) - 1, f"int{bits}")).output[0]
+            below = ctx.make_node("Less", [node.input[0], zero]).output[0]
+            kept = ctx.make_node("Where", [below, far, node.input[0]]).output[0]
+            ctx.replace_input(node, node.input[0], kept, 0)
+        OneHot.any_version_after9(13, ctx, node, **more)
+
+
+class WithoutMatMul:
+    """A graph under construction where products of integers with a vector are sums, which may have no row.
+
+    ONNX Runtime refuses the product where no value of a sparse tensor is left.
+    """
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    def make_node(self, op_type: str, inputs: list[str], **more: Any) -> Any:
+        if op_type != "MatMul":
+            return self._ctx.make_node(op_type, inputs, **more)
+        axes = self._ctx.make_const(make_name("axes"), np.array([1], np.int64)).output[0]
+        product = self._ctx.make_node("Mul", inputs).output[0]
+        return self._ctx.make_node("ReduceSum", [product, axes], attr={"keepdims": 0}, **more)
+
+
+@tf_op("SparseReshape")
+class SparseReshapeOfAny:
+    """Other indices of a sparse tensor, which may be empty."""
+
+    @classmethod
+    def version_13(cls, ctx: Any, node: Any, **more: Any) -> None:
+        SparseReshape.any_version(13, WithoutMatMul(ctx), node, **more)
+
+
+if __name__ == "__main__":
+    convert.main()
