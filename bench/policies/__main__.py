@@ -1,7 +1,7 @@
 """Every policy of the daemon on every workload, at 95 and at 99 %: is `veltair` the best one, and how sure is that?
 
     python -m bench.policies [--workloads light,medium,heavy,mix] [--percentiles 0.95,0.99] [--seeds 10]
-        [--machine NAME] [--relax 1]
+        [--machine NAME] [--relax 1] [--queries 800] [--no-bounds]
 
 A peak is searched for each seed by itself, so that the spread of ten peaks gives a confidence interval. Policies meet
 the same arrivals: the gain of `veltair` over another is taken seed by seed. The others plan with the share of the
@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from bench.paper.experiment_cache import Call, run
-from bench.paper.experiments import MACHINE
+from bench.paper.experiments import MACHINE, QUERIES
 from bench.paths import RESULTS
 from bench.policies import clairvoyant_bound, seed_peaks
-from bench.policies.seed_peaks import OURS
+from bench.policies.seed_peaks import OURS, Setting
 from veltair.machine.environment import describe_environment
 from veltair.scheduler.policies.by_name import POLICIES
 
@@ -37,7 +37,7 @@ LIKELY = (2.5, 97.5)  # percentiles of the resampled means: 95 %
 def main() -> int:
     args = _arguments()
     asked = [
-        ((workload, args.machine, args.relax), policy, float(percentile))
+        ((workload, args.machine, args.relax, args.queries), policy, float(percentile))
         for workload in args.workloads
         for percentile in args.percentiles
         for policy in args.policies
@@ -49,7 +49,7 @@ def main() -> int:
         for seed in range(1, args.seeds + 1)
     ]
     found = iter(run(calls, "peaks"))
-    columns = list(dict.fromkeys((setting, percentile) for setting, _, percentile in asked))
+    columns = [] if args.no_bounds else list(dict.fromkeys((setting, percentile) for setting, _, percentile in asked))
     limits = iter(
         run(
             [
@@ -64,23 +64,25 @@ def main() -> int:
         {
             "machine": machine,
             "relaxed": relaxed,
+            "queries": queries,
             "workload": workload,
             "percentile": percentile,
             "qps": [round(next(limits), 3) for _ in range(args.seeds)],
         }
-        for (workload, machine, relaxed), percentile in columns
+        for (workload, machine, relaxed, queries), percentile in columns
     ]
     rows = [
         {
             "machine": machine,
             "relaxed": relaxed,
+            "queries": queries,
             "workload": workload,
             "policy": policy,
             "percentile": percentile,
             "planned_share": choice.planned_share,
             "qps": [round(next(found), 3) for _ in range(args.seeds)],
         }
-        for ((workload, machine, relaxed), policy, percentile), choice in zip(asked, choices, strict=True)
+        for ((workload, machine, relaxed, queries), policy, percentile), choice in zip(asked, choices, strict=True)
     ]
     if args.out.exists():  # rows that were not asked for stay
         kept = json.loads(args.out.read_text("utf-8"))
@@ -92,27 +94,31 @@ def main() -> int:
     return 0
 
 
-def _key(row: Mapping[str, Any]) -> tuple[tuple[str, str, float], str, float]:
+def _key(row: Mapping[str, Any]) -> tuple[Setting, str, float]:
     setting, percentile = _column(row)
     return setting, row["policy"], percentile
 
 
-def _column(row: Mapping[str, Any]) -> tuple[tuple[str, str, float], float]:
-    return (row["workload"], row["machine"], row["relaxed"]), row["percentile"]
+def _column(row: Mapping[str, Any]) -> tuple[Setting, float]:
+    return (row["workload"], row["machine"], row["relaxed"], row["queries"]), row["percentile"]
 
 
 def tables(rows: Sequence[Mapping[str, Any]], bounds: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown: one table for each machine model."""
-    machines = dict.fromkeys((row["machine"], row["relaxed"]) for row in rows)
+    """Markdown: one table for each machine model and number of queries."""
+    runs = dict.fromkeys(_run(row) for row in rows)
 
-    def on(machine: tuple[str, float], given: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        return [row for row in given if (row["machine"], row["relaxed"]) == machine]
+    def of(run: tuple[str, float, int], given: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        return [row for row in given if _run(row) == run]
 
     return "\n\n".join(
-        f"On `{machine}`{f', with {relaxed:g} times the targets' if relaxed != 1 else ''}:\n\n"
-        + table(on((machine, relaxed), rows), on((machine, relaxed), bounds))
-        for machine, relaxed in machines
+        f"On `{machine}`, {queries:,} queries a run{f', {relaxed:g} times the targets' if relaxed != 1 else ''}:\n\n"
+        + table(of((machine, relaxed, queries), rows), of((machine, relaxed, queries), bounds))
+        for machine, relaxed, queries in runs
     )
+
+
+def _run(row: Mapping[str, Any]) -> tuple[str, float, int]:
+    return row["machine"], row["relaxed"], row["queries"]
 
 
 def table(rows: Sequence[Mapping[str, Any]], bounds: Sequence[Mapping[str, Any]]) -> str:
@@ -128,10 +134,16 @@ def table(rows: Sequence[Mapping[str, Any]], bounds: Sequence[Mapping[str, Any]]
     ours = [by_key.get((OURS, *column), ()) for column in columns]
     lines.append(["**`veltair` over the best other**", *(_gain(*each) for each in zip(ours, others, strict=True))])
     limits = {(row["workload"], row["percentile"]): row["qps"] for row in bounds}
+    if not limits:
+        return _lines(lines)
     lines.append(["no scheduler exceeds", *(_peak(limits.get(column, ())) for column in columns)])
     shares = [_share(mine, limits.get(column, ())) for mine, column in zip(ours, columns, strict=True)]
     lines.append(["**`veltair` of that**", *shares])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return _lines(lines)
+
+
+def _lines(cells: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -182,6 +194,8 @@ def _arguments() -> Any:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--machine", default=MACHINE, help="the name of a machine model")
     parser.add_argument("--relax", type=float, default=1.0)
+    parser.add_argument("--queries", type=int, default=QUERIES, help="of a run")
+    parser.add_argument("--no-bounds", action="store_true", help="without what no scheduler exceeds")
     parser.add_argument("--out", type=Path, default=RESULTS / "policies.json")
     return parser.parse_args()
 

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_matrix
 
-from bench.paper.experiments import QUERIES, with_load, workload_simulation
+from bench.paper.experiments import with_load, workload_simulation
 from bench.policies.seed_peaks import VERSIONS, Setting
 from veltair.loadgen.arrivals import Times
 from veltair.simulation.arrivals import draw_arrivals
@@ -44,9 +44,9 @@ def clairvoyant_qps(setting: Setting, percentile: float, seed: int) -> float:
     """Returns the queries per second of all tenants, offered in the measured part of a run, from which on no scheduler
     holds every percentile with the arrivals of this seed: an upper bound of `seed_peaks.peak_qps`.
     """
-    workload, machine, relaxed = setting
+    workload, machine, relaxed, queries = setting
     base = workload_simulation(workload, percentile, VERSIONS, machine=machine, relaxed=relaxed)
-    simulation = with_load(base, queries=QUERIES)
+    simulation = with_load(base, queries=queries)
     cores = len(simulation.machine.cores)
     core_ns = [
         least_core_ns(simulation.execution_rates[tenant.model, 1], cores, tenant.target_ns)

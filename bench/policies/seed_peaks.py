@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from bench.paper.experiments import QUERIES, bracket_scale, search_peak, with_load, workload_simulation
+from bench.paper.experiments import bracket_scale, search_peak, with_load, workload_simulation
 from bench.paper.readings import TEXT, policy_name, versions_for
 from bench.policies import planned_share
 from bench.policies.planned_share import Steps
@@ -18,7 +18,7 @@ from veltair.simulation.peak_search import RateTrial
 
 OURS = "veltair"
 VERSIONS = 5  # of a layer
-Setting: TypeAlias = tuple[str, str, float]  # workload, machine model, factor on the targets
+Setting: TypeAlias = tuple[str, str, float, int]  # workload, machine model, factor on the targets, queries of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ def choose_share(setting: Setting, policy: str, percentile: float) -> ChosenShar
 
 def peak_qps(setting: Setting, policy: str, percentile: float, share: float, near: float, seed: int) -> float:
     """Answered queries per second of all tenants; 0 where no rate holds."""
-    held = _search(setting, policy, percentile, share, (seed,), QUERIES, bracket_scale(near or 1.0))
+    held = _search(setting, policy, percentile, share, (seed,), setting[3], bracket_scale(near or 1.0))
     return held.qps if held else 0.0
 
 
 def _search(
     setting: Setting, policy: str, percentile: float, share: float, seeds: Sequence[int], queries: int, steps: Steps
 ) -> RateTrial | None:
-    workload, machine, relaxed = setting
+    workload, machine, relaxed, _ = setting
     base = workload_simulation(
         workload, percentile, versions_for(policy, TEXT, VERSIONS), machine=machine, relaxed=relaxed
     )
