@@ -6,6 +6,7 @@ TVM's arithmetic takes floats for ordered: not (a < b) becomes b <= a, a < b or 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +104,43 @@ class _ThresholdedRelu(onnx_frontend.ThresholdedRelu):  # type: ignore[misc]  # 
         return relax.op.where(above, inputs[0], _number(0.0, inputs[0]))
 
 
+def _arg_reduction(converter: Any, better: Callable[[Any, Any], Any], or_same: Callable[[Any, Any], Any]) -> Any:
+    """TVM's converter of ONNX ArgMax or ArgMin, whose place is inside of the axis whatever the values are.
+
+    As in ONNX Runtime the first value is taken, and then what is better than the one that is held: TVM begins with
+    place -1 and a bound, which stays where no value passes the bound.
+    """
+
+    class ArgReduction(converter):  # type: ignore[misc]  # TVM has no types
+        @classmethod
+        def get_converter(cls, opset: int) -> Any:
+            return lambda bb, inputs, attr, params: bb.emit_te(_first_best, inputs[0], attr)
+
+    def _first_best(data: Any, attr: Any) -> Any:
+        axis, keeps = attr.get("axis", 0) % len(data.shape), attr.get("keepdims", 1)
+        wins = or_same if attr.get("select_last_index", 0) else better
+        nothing = tirx.const(-1, "int64")
+
+        def combine(held: Any, other: Any) -> Any:
+            taken = tirx.Or(tirx.EQ(held[0], nothing), wins(other[1], held[1]))
+            taken = tirx.And(taken, tirx.NE(other[0], nothing))
+            return tirx.Select(taken, other[0], held[0]), tirx.Select(taken, other[1], held[1])
+
+        reduce = te.comm_reducer(combine, lambda place, value: (nothing, tirx.const(0, str(value))), name="arg_reduce")
+        along = te.reduce_axis((0, data.shape[axis]), "along")
+        shape = [1 if i == axis else extent for i, extent in enumerate(data.shape)]
+        shape = shape if keeps else [*shape[:axis], *shape[axis + 1 :]]
+
+        def element(*at: Any) -> Any:
+            place = [*at[:axis], along, *at[axis + bool(keeps) :]]
+            return reduce((tirx.Cast("int64", along), data(*place)), axis=along)
+
+        places, _ = te.compute(shape, element, name="arg_reduce")
+        return te.compute(shape, lambda *at: places(*at), name="places")
+
+    return ArgReduction
+
+
 def _exponential_below(bb: Any, x: Any, above: float, below: float) -> Any:
     """above * x above 0, otherwise below * (e**x - 1)."""
     power = bb.normalize(relax.op.subtract(bb.normalize(relax.op.exp(x)), _number(1.0, x)))
@@ -130,6 +168,8 @@ UNORDERED = {  # by operator
     "And": _joining(onnx_frontend.And, topi.bitwise_and),
     "Or": _joining(onnx_frontend.Or, topi.bitwise_or),
     "Xor": _joining(onnx_frontend.Xor, topi.bitwise_xor),
+    "ArgMax": _arg_reduction(onnx_frontend.ArgMax, operator.gt, operator.ge),
+    "ArgMin": _arg_reduction(onnx_frontend.ArgMin, operator.lt, operator.le),
     "Equal": _Equal,
     "Sub": _Sub,
     "Sign": _Sign,
