@@ -36,7 +36,8 @@ def _joining(converter: Any, join: Callable[[Any, Any], Any]) -> Any:
     class Joining(converter):  # type: ignore[misc]  # TVM has no types
         @classmethod
         def base_impl(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
-            if not all(isinstance(value.ty, relax.TensorType) for value in inputs):
+            known = all(isinstance(value, tvm.ir.GenericConst) for value in inputs)
+            if known or not all(isinstance(value.ty, relax.TensorType) for value in inputs):
                 return super().base_impl(bb, inputs, attr, params)
 
             def joined(a: Any, b: Any) -> Any:
