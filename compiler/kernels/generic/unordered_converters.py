@@ -52,10 +52,10 @@ class _Equal(onnx_frontend.Equal):  # type: ignore[misc]  # TVM has no types
     """ONNX Equal; of a value and itself, as x <= x, which is false for NaN."""
 
     @classmethod
-    def base_impl(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+    def _impl_v13(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
         if _is_twice(inputs):
             return relax.op.less_equal(*inputs)
-        return super().base_impl(bb, inputs, attr, params)
+        return super()._impl_v13(bb, inputs, attr, params)
 
 
 class _Sub(onnx_frontend.Sub):  # type: ignore[misc]  # TVM has no types

@@ -56,13 +56,16 @@ def test_pairs() -> None:
         np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=2e-5, err_msg=name)
 
 
-def test_count_of_what_is_not_below() -> None:
-    nodes = [node("Less", ["a", "one"], ["c"]), node("Not", ["c"], ["n"]), *cast("n")]
+@pytest.mark.parametrize(("comparison", "operand", "expected"), [("Less", "one", 5), ("Equal", "a", 1)])
+def test_counts_of_what_is_not_so(comparison: str, operand: str, expected: int) -> None:
+    nodes = [node(comparison, ["a", operand], ["c"]), node("Not", ["c"], ["n"]), *cast("n")]
     nodes.append(node("ReduceSum", [f"n.{INTEGER}", "axes"], ["count"], keepdims=0))
-    case = Case(nodes, {"a": (-1, COUNT)}, ["count"], CONSTANTS)
+    case = Case(
+        nodes, {"a": (-1, COUNT)}, ["count"], {name: CONSTANTS[name] for name in {operand, "axes"} & {*CONSTANTS}}
+    )
     given = {"a": np.stack([NUMBERS, np.full(COUNT, np.nan, np.float32)])}
     (count,) = run(case, case.region(2), given, 2)
-    assert count.tolist() == [5, COUNT] == case.expected(given, 2)[0].tolist()
+    assert count.tolist() == [expected, COUNT] == case.expected(given, 2)[0].tolist()
 
 
 @pytest.mark.parametrize("width", [5, 40])
