@@ -14,7 +14,7 @@ _NORMAL_CDF = (1.60037536637, 0.06936813633)
 
 
 def apply_activation(value: Expr, activation: str, approximate: bool = False) -> Expr:
-    """The activation function at the end of an epilogue.
+    """The activation function at the end of an epilogue; NaN stays NaN, so bounds come first, as in `vector_math`.
 
     activation: "none", "relu", "clip:low:high", "leaky:slope", "elu:alpha", "sigmoid", "hardsigmoid:alpha:beta",
         "tanh", "gelu" (by erf), "gelu-tanh", or "gated-F": the value times F of the value.
@@ -26,16 +26,16 @@ def apply_activation(value: Expr, activation: str, approximate: bool = False) ->
     if kind.startswith("gated-"):
         return value * apply_activation(value, activation.removeprefix("gated-"), approximate)
     if kind == "relu":
-        return T.max(value, broadcast(0.0))
+        return T.max(broadcast(0.0), value)
     if kind == "clip":
         low, high = parameters
-        return T.min(T.max(value, low), high)
+        return T.min(high, T.max(low, value))
     if kind == "leaky":
-        return T.max(value, broadcast(0.0)) + T.min(value, broadcast(0.0)) * parameters[0]
+        return T.max(broadcast(0.0), value) + T.min(broadcast(0.0), value) * parameters[0]
     if kind == "elu":
-        return T.max(value, broadcast(0.0)) + (exp(T.min(value, broadcast(0.0))) - broadcast(1.0)) * parameters[0]
+        return T.max(broadcast(0.0), value) + (exp(T.min(broadcast(0.0), value)) - broadcast(1.0)) * parameters[0]
     if kind == "hardsigmoid":
-        return T.min(T.max(value * parameters[0] + parameters[1], broadcast(0.0)), broadcast(1.0))
+        return T.min(broadcast(1.0), T.max(broadcast(0.0), value * parameters[0] + parameters[1]))
     if kind == "gelu" and approximate:
         linear, cubic = map(broadcast, _NORMAL_CDF)
         return value * approximate_sigmoid(value * (value * value * cubic + linear))

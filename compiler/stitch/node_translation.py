@@ -148,7 +148,9 @@ def _typed(node: onnx.NodeProto, values: Mapping[str, TensorSpec], constants: Ma
 def _translate(node: onnx.NodeProto, out: NodeTranslation, opset: int) -> None:
     kind = node.op_type
     x = [out.term(name) if name else "" for name in node.input]
-    if kind in BINARY:
+    if kind == "Sub" and x[0] == x[1]:  # TVM makes 0 of x - x, which is NaN for NaN and infinities, as x * 0 is
+        out.put("mul", x[0], 0.0, last=True)
+    elif kind in BINARY:
         out.put(BINARY[kind], *x, last=True)
     elif kind in VARIADIC:
         total = x[0]
@@ -158,6 +160,7 @@ def _translate(node: onnx.NodeProto, out: NodeTranslation, opset: int) -> None:
         out.put(UNARY[kind], x[0], last=True)
     elif kind in COMPARISONS:
         name, swapped = COMPARISONS[kind]
+        name = "less_equal" if name == "equal" and x[0] == x[1] else name  # TVM makes true of x == x, whatever x is
         out.put(name, *(x[::-1] if swapped else x), last=True)
     elif kind in LOGIC:
         out.put(LOGIC[kind], *x, last=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen import vector_math as vm
@@ -27,13 +28,27 @@ def _truth(condition: Expr) -> Expr:
     return T.Select(condition, broadcast(1.0), broadcast(0.0))
 
 
+def _keeping_nan(choose: Callable[[Expr, Expr], Expr], a: Expr, b: Expr) -> Expr:
+    """T.min or T.max, which take the second of two that have no order: a NaN stays one, whichever it is.
+
+    A constant comes first, which costs nothing; between two values NaN in the other one is picked by a comparison.
+    """
+    if _is_number(b):
+        return choose(b, a)
+    return choose(a, b) if _is_number(a) else T.Select(b <= b, choose(b, a), b)
+
+
+def _is_number(value: Expr) -> bool:
+    return isinstance(value, tirx.Broadcast) and isinstance(value.value, tirx.FloatImm)
+
+
 ELEMENTWISE: Mapping[str, Callable[..., Expr]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
     "div": lambda a, b: T.Div(a, b),
-    "min": lambda a, b: T.min(b, a),
-    "max": lambda a, b: T.max(b, a),
+    "min": lambda a, b: _keeping_nan(T.min, a, b),
+    "max": lambda a, b: _keeping_nan(T.max, a, b),
     "neg": lambda a: broadcast(0.0) - a,
     "abs": lambda a: T.max(a, broadcast(0.0) - a),
     "exp": vm.exp,

@@ -13,6 +13,7 @@ import tvm
 from tvm import relax, te, topi
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from veltair.compiler.kernels.generic.unordered_converters import UNORDERED
 from veltair.errors import ModelError
 
 SLACK = 1e-4  # of an extent that a scale gives, for scales that are no binary fractions
@@ -219,6 +220,7 @@ class _IsInf(onnx_frontend.IsInf):  # type: ignore[misc]  # TVM has no types
 
 
 CONVERTERS = {  # by operator
+    **UNORDERED,
     "Gather": _ClippingGather,
     "GatherElements": _ClippingGatherElements,
     "GatherND": _ClippingGatherND,

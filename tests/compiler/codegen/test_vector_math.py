@@ -129,3 +129,10 @@ def test_a_rough_gelu_is_good_for_bfloat16() -> None:
     found = run(TARGETS["avx512"], lambda v: apply_activation(v, "gelu", approximate=True), x)
     expected = [v * math.erfc(-v / 2**0.5) / 2 for v in x.tolist()]
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=3.2e-4)
+
+
+@pytest.mark.parametrize("activation", ["relu", "clip:-1:2", "leaky:0.1", "elu:1", "hardsigmoid:0.2:0.5"])
+def test_activations_keep_nan(target: Any, activation: str) -> None:
+    x = np.resize(np.array([np.nan, np.inf, -np.inf, 0.5, -0.5], np.float32), LANES * 5)
+    found = run(target, lambda value: apply_activation(value, activation), x)
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(x))
