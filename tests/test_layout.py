@@ -50,9 +50,9 @@ UPWARD = {
     # a file's own operators say which columns and stored tables it has: found while it is read, before it is simplified
     ("veltair.compiler.onnx.onnx_model", "veltair.compiler.features.from_onnx.column_extraction"),
     ("veltair.compiler.onnx.onnx_model", "veltair.compiler.features.from_onnx.column_reader"),
-    ("veltair.compiler.onnx.quantised_tables", "veltair.compiler.features.from_onnx.onnx_graph_index"),
-    ("veltair.compiler.onnx.quantised_tables", "veltair.compiler.features.from_onnx.safety_steps"),
-    ("veltair.compiler.onnx.quantised_tables", "veltair.compiler.embedding.row_storage"),
+    ("veltair.compiler.onnx.quantised.tables", "veltair.compiler.features.from_onnx.onnx_graph_index"),
+    ("veltair.compiler.onnx.quantised.tables", "veltair.compiler.features.from_onnx.safety_steps"),
+    ("veltair.compiler.onnx.quantised.tables", "veltair.compiler.embedding.row_storage"),
     # patterns ask the builder how the rows of a table are stored
     ("veltair.compiler.graph.graph_builder", "veltair.compiler.embedding.table_storage"),
 }

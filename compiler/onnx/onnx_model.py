@@ -26,13 +26,13 @@ from veltair.compiler.onnx.folding.shape_folding import fold_shapes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
 from veltair.compiler.onnx.node_checks import check_loops, check_values
-from veltair.compiler.onnx.quantised_nodes import (
+from veltair.compiler.onnx.quantised.nodes import (
     QuantisedConstant,
     find_quantised,
     separate_quantisation,
     widen_four_bits,
 )
-from veltair.compiler.onnx.quantised_tables import extract_quantised_tables
+from veltair.compiler.onnx.quantised.tables import extract_quantised_tables
 from veltair.compiler.onnx.recurrent_layout import put_steps_first
 from veltair.compiler.onnx.shape_inference import infer_shapes
 from veltair.compiler.onnx.simplify import describe_error, save_model, simplify_model

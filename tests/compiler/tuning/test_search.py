@@ -106,7 +106,8 @@ def test_a_layer_that_nothing_works_for_is_named(tmp_path: Path, meter: Meter) -
 
 def test_a_loop_that_does_not_end_is_the_files_fault(tmp_path: Path) -> None:
     """Whether its condition ever changes is known to nobody before it runs."""
-    step = [helper.make_node("Add", ["v", "v"], ["v_"]), helper.make_node("ReduceSum", ["v_"], ["s"], keepdims=0)]
+    step = [helper.make_node("Add", ["v", "v"], ["v_"]), helper.make_node("Abs", ["v_"], ["size"])]  # infinite at last
+    step += [helper.make_node("ReduceSum", ["size"], ["s"], keepdims=0)]
     step += [helper.make_node("IsNaN", ["s"], ["nan"]), helper.make_node("Not", ["nan"], ["on"])]
     ports = [port("i", (), I64), port("was", (), TensorProto.BOOL), port("v")]
     body = helper.make_graph(step, "body", ports, [port("on", (), TensorProto.BOOL), port("v_")])
