@@ -95,7 +95,7 @@ def model_config_text(name: str, manifest: Manifest, qos: QoSTarget, settings: M
 
     Queries that wait are batched, and none waits for others. `settings` are parameters for `triton_model`.
     """
-    document: dict[str, Any] = model_configuration(name, manifest, qos)
+    document: dict[str, Any] = model_configuration(name, ("1",), manifest, qos)
     del document["platform"], document["version_policy"]
     document |= {"backend": "python", "instance_group": [{"kind": "KIND_CPU", "count": 1}]}
     if document["max_batch_size"]:
