@@ -159,8 +159,7 @@ class _Div(onnx_frontend.Div):  # type: ignore[misc]  # TVM has no types
     @classmethod
     def base_impl(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
         number, divisor = inputs[:2]
-        tensors = all(isinstance(value.ty, relax.TensorType) for value in inputs)
-        if not tensors or "int" not in str(divisor.ty.dtype) or isinstance(divisor, tvm.ir.GenericConst):
+        if not (_is_computed_integer(divisor) and isinstance(number.ty, relax.TensorType)):
             return super().base_impl(bb, inputs, attr, params)
         dtype = str(divisor.ty.dtype.dtype)
         zero, one = relax.const(0, dtype), relax.const(1, dtype)
@@ -173,6 +172,29 @@ class _Div(onnx_frontend.Div):  # type: ignore[misc]  # TVM has no types
         quotient = bb.normalize(relax.op.divide(number, bb.normalize(relax.op.where(unsafe, one, divisor))))
         negated = bb.normalize(relax.op.subtract(zero, number))
         return relax.op.where(no_divisor, zero, bb.normalize(relax.op.where(turned, negated, quotient)))
+
+
+class _Mod(onnx_frontend.Mod):  # type: ignore[misc]  # TVM has no types
+    """ONNX Mod; by a computed integer 0 it gives 0, as numpy does, since the CPU would end the process. So it would for
+    the least number by -1, of which nothing is left either."""
+
+    @classmethod
+    def base_impl(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        number, divisor = inputs[:2]
+        if not _is_computed_integer(divisor):
+            return super().base_impl(bb, inputs, attr, params)
+        dtype = str(divisor.ty.dtype.dtype)
+        unsafe = bb.normalize(relax.op.equal(divisor, relax.const(0, dtype)))
+        if not dtype.startswith("u"):
+            turned = bb.normalize(relax.op.equal(divisor, relax.const(-1, dtype)))
+            unsafe = bb.normalize(relax.op.logical_or(unsafe, turned))
+        safe = bb.normalize(relax.op.where(unsafe, relax.const(1, dtype), divisor))  # what is left by 1 is 0
+        return super().base_impl(bb, [number, safe], attr, params)
+
+
+def _is_computed_integer(value: Any) -> bool:
+    is_tensor = isinstance(value.ty, relax.TensorType) and not isinstance(value, tvm.ir.GenericConst)
+    return is_tensor and "int" in str(value.ty.dtype)
 
 
 class _Resize(onnx_frontend.Resize):  # type: ignore[misc]  # TVM has no types
@@ -228,6 +250,7 @@ CONVERTERS = {  # by operator
     "Div": _Div,
     "Expand": _Expand,
     "IsInf": _IsInf,
+    "Mod": _Mod,
     "ScatterElements": _clipping_scatter(onnx_frontend.ScatterElements, is_nd=False),
     "ScatterND": _clipping_scatter(onnx_frontend.ScatterND, is_nd=True),
     "OneHot": _TypedOneHot,

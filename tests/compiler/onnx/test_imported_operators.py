@@ -74,6 +74,18 @@ def test_division_by_an_integer_of_zero_gives_zero(tmp_path: Path, dtype: str) -
     np.testing.assert_array_equal(found, np.array([[3, 0, 33, least]], dtype))
 
 
+@pytest.mark.parametrize(("dtype", "fmod"), [("int32", 0), ("int64", 1), ("uint8", 0)])
+def test_nothing_is_left_by_an_integer_of_zero(tmp_path: Path, dtype: str, fmod: int) -> None:
+    """The CPU would end the process, also for the least number by -1."""
+    kind, least = helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), np.iinfo(dtype).min
+    ports = [port(name, ["n", 4], kind) for name in "xdy"]
+    nodes = [helper.make_node("Mod", ["x", "d"], ["y"], "mod", fmod=fmod)]
+    graph = lower(load_model(saved(tmp_path, model(nodes, ports[:2], ports[2:], []))), "fp32")
+    feeds = {"x": [[7, 5, 100, least]], "d": [[4, 0, 3, -1 if least else 1]]}
+    [found] = run_graph(graph, {name: np.array(value, dtype) for name, value in feeds.items()}, 1)
+    np.testing.assert_array_equal(found, np.array([[3, 0, 1, 0]], dtype))
+
+
 def test_training_that_an_input_decides_is_refused(tmp_path: Path) -> None:
     ports = [port("x"), port("ratio", []), port("training", [], onnx.TensorProto.BOOL)]
     with pytest.raises(ModelError, match="Dropout is in training mode"):
