@@ -17,7 +17,7 @@ PRIORITY_LEVELS, DEFAULT_PRIORITY_LEVEL = 5, 3  # of a query among those of its 
 
 
 class Record(Struct, frozen=True, gc=False):
-    """Base of values that every decision creates anew, ten times as fast as a frozen dataclass.
+    """Base of values that are created for every decision, ten times as fast as a frozen dataclass.
 
     They have no reference cycles and are not tracked by the garbage collector.
 

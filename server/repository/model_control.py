@@ -234,7 +234,7 @@ class ModelControl:
         entry, version, path = wanted
         key, engine = (entry.name, version), self.engine
         assert engine is not None
-        anew = before is not None and not before.is_set_as(self._as_set(entry, version, before.artifact))
+        changed = before is not None and not before.is_set_as(self._as_set(entry, version, before.artifact))
         self._states[key] = LOADING if before is None else READY
         served = None
         try:
@@ -242,13 +242,13 @@ class ModelControl:
                 found = await asyncio.to_thread(look_at, path)
                 same = before is not None and before.artifact.digest == found.digest
                 if same and before is not None and not before.resident:
-                    return await self._load_away(entry, before, anew=anew, wake=wake)
-                if anew or not same:
+                    return await self._load_away(entry, before, changed=changed, wake=wake)
+                if changed or not same:
                     kept = () if before is None else (before,)
                     await self.room.make_room(found, batching=entry.batching, what=entry.name, keep=kept)
             begin_ns = time.monotonic_ns()
             served = self._as_set(entry, version, await self.loader.load(path))
-            if before is not None and not anew and served.artifact.digest == before.artifact.digest:
+            if before is not None and not changed and served.artifact.digest == before.artifact.digest:
                 await self.loader.release(served.artifact)
                 return False
             await engine.load(served)
@@ -262,22 +262,22 @@ class ModelControl:
         self._states[key] = READY
         self.room.loaded(served, time.monotonic_ns() - begin_ns)
         self.residency.forget_failure(served)
-        self._report(EventKind.MODEL_LOADED, entry.name, f"version {version}{' anew' if before is not None else ''}")
+        self._report(EventKind.MODEL_LOADED, entry.name, f"version {version}{' again' if before is not None else ''}")
         self.on_change()
         if before is not None:
             await self._release(before)
         return True
 
-    async def _load_away(self, entry: TenantConfig, before: ServedTenant, *, anew: bool, wake: bool) -> bool:
+    async def _load_away(self, entry: TenantConfig, before: ServedTenant, *, changed: bool, wake: bool) -> bool:
         """What has left memory is what its folder has now."""
         assert self.engine is not None
-        if anew:
+        if changed:
             before = self._as_set(entry, before.version, before.artifact)
             self.engine.models.put(before)
             self.on_change()
         if wake:
             await self.residency.bring_back(before)
-        return anew or wake
+        return changed or wake
 
     async def _release(self, served: ServedTenant) -> None:
         assert self.engine is not None

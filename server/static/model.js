@@ -1,4 +1,4 @@
-// The page about one model, whose name is in the address. Use and drift are fetched anew every five seconds.
+// The page about one model, whose name is in the address. Use and drift are fetched again every five seconds.
 
 import { mix } from "/admin/tenants.js";
 import { byId, bytes, clock, dot, link, make, ms, percent, times } from "/admin/text.js";

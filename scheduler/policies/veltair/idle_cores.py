@@ -12,14 +12,16 @@ from veltair.scheduler.running_block import RunningBlock
 from veltair.scheduler.state import SchedulerState
 from veltair.scheduler.steps import Grow, Stop
 
-WORTH_A_CHANGE_NS = 1_000_000  # several times what it costs to stop a block and start it anew, or to wake its new cores
+WORTH_A_CHANGE_NS = (
+    1_000_000  # several times what it costs to stop a block and start it again, or to wake its new cores
+)
 MUCH_MORE = 1.5  # times the cores that a block has
 
 
 class IdleCores:
     """Gives idle cores to the block that would end last, if they end it earlier.
 
-    It takes them up between two layers. One that is alone on the machine starts anew on them instead, with the code
+    It takes them up between two layers. One that is alone on the machine starts again on them instead, with the code
     versions that are best there; at most once for each query.
 
     ::
@@ -30,7 +32,7 @@ class IdleCores:
 
     def __init__(self, corrections: Corrections, slow: SlowCores) -> None:
         self._corrections, self._slow = corrections, slow
-        self._stopped: set[int] = set()  # queries that started anew
+        self._stopped: set[int] = set()  # queries that started again
 
     def forget(self, query: int) -> None:
         """The query has ended."""
