@@ -154,12 +154,12 @@ class _CumSum(onnx_frontend.CumSum):  # type: ignore[misc]  # TVM has no types
 
 
 class _Div(onnx_frontend.Div):  # type: ignore[misc]  # TVM has no types
-    """ONNX Div; by a computed integer 0 it gives 0, as numpy does, since the CPU would end the process."""
+    """ONNX Div; by an integer 0 it gives 0, as numpy does, since the CPU would end the process."""
 
     @classmethod
     def base_impl(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
         number, divisor = inputs[:2]
-        if not (_is_computed_integer(divisor) and isinstance(number.ty, relax.TensorType)):
+        if not (_may_trap(divisor) and isinstance(number.ty, relax.TensorType)):
             return super().base_impl(bb, inputs, attr, params)
         dtype = str(divisor.ty.dtype.dtype)
         zero, one = relax.const(0, dtype), relax.const(1, dtype)
@@ -175,13 +175,13 @@ class _Div(onnx_frontend.Div):  # type: ignore[misc]  # TVM has no types
 
 
 class _Mod(onnx_frontend.Mod):  # type: ignore[misc]  # TVM has no types
-    """ONNX Mod; by a computed integer 0 it gives 0, as numpy does, since the CPU would end the process. So it would for
+    """ONNX Mod; by an integer 0 it gives 0, as numpy does, since the CPU would end the process. So it would for
     the least number by -1, of which nothing is left either."""
 
     @classmethod
     def base_impl(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
         number, divisor = inputs[:2]
-        if not _is_computed_integer(divisor):
+        if not _may_trap(divisor):
             return super().base_impl(bb, inputs, attr, params)
         dtype = str(divisor.ty.dtype.dtype)
         unsafe = bb.normalize(relax.op.equal(divisor, relax.const(0, dtype)))
@@ -192,9 +192,11 @@ class _Mod(onnx_frontend.Mod):  # type: ignore[misc]  # TVM has no types
         return super().base_impl(bb, [number, safe], attr, params)
 
 
-def _is_computed_integer(value: Any) -> bool:
-    is_tensor = isinstance(value.ty, relax.TensorType) and not isinstance(value, tvm.ir.GenericConst)
-    return is_tensor and "int" in str(value.ty.dtype)
+def _may_trap(divisor: Any) -> bool:
+    """Whether the CPU may end the process that divides by these integers."""
+    if not isinstance(divisor.ty, relax.TensorType) or "int" not in str(divisor.ty.dtype):
+        return False
+    return not isinstance(divisor, tvm.ir.GenericConst) or bool(np.isin(divisor.value.numpy(), (0, -1)).any())
 
 
 class _Resize(onnx_frontend.Resize):  # type: ignore[misc]  # TVM has no types

@@ -86,6 +86,16 @@ def test_nothing_is_left_by_an_integer_of_zero(tmp_path: Path, dtype: str, fmod:
     np.testing.assert_array_equal(found, np.array([[3, 0, 1, 0]], dtype))
 
 
+@pytest.mark.parametrize(("operator", "wanted"), [("Div", [3, -7, 33, -(2**31)]), ("Mod", [1, 0, 1, 0])])
+def test_the_least_integer_by_a_constant_of_minus_one(tmp_path: Path, operator: str, wanted: list[int]) -> None:
+    ports = [port(name, ["n", 4], onnx.TensorProto.INT32) for name in "xy"]
+    divisor = numpy_helper.from_array(np.array([2, -1, 3, -1], np.int32), "d")
+    nodes = [node(operator, "x d", "y")]
+    graph = lower(load_model(saved(tmp_path, model(nodes, ports[:1], ports[1:], [divisor]))), "fp32")
+    [found] = run_graph(graph, {"x": np.array([[7, 7, 100, -(2**31)]], np.int32)}, 1)
+    np.testing.assert_array_equal(found, np.array([wanted], np.int32))
+
+
 def test_training_that_an_input_decides_is_refused(tmp_path: Path) -> None:
     ports = [port("x"), port("ratio", []), port("training", [], onnx.TensorProto.BOOL)]
     with pytest.raises(ModelError, match="Dropout is in training mode"):
