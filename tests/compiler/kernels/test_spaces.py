@@ -161,7 +161,7 @@ def test_bags_of_tables_of_different_length(width: int, reduce: str) -> None:
         assert run_and_compare(spec, point, values, 6)[0] < 1e-6
 
 
-@pytest.mark.parametrize("bad", [-1, 100, 2**31, 2**40, -(2**63), 2**63 - 1])
+@pytest.mark.parametrize("bad", [-101, 100, 2**31, 2**40, -(2**63), 2**63 - 1])
 def test_an_id_outside_the_table_reads_the_first_row(bad: int) -> None:
     """Ids are checked before they come here; a kernel still never reads outside."""
     spec = LayerSpec(

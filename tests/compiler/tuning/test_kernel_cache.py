@@ -40,7 +40,7 @@ def test_layers_of_another_model_are_checked_with_its_own_weights(
     objects, checked = len(compiles.entries("objects")), []
     other = image_model(compiles.folder / "other.onnx", seed=7)
     monkeypatch.setattr(
-        "veltair.compiler.tuning.code_versions.ReferenceCheck.find_fault",
+        "veltair.compiler.tuning.checked_versions.ReferenceCheck.find_fault",
         lambda self, *_: checked.append(self.spec.symbol) or "",
     )
     assert all_of(compiles.again(other), objects)

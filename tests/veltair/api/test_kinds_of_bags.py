@@ -131,7 +131,7 @@ def test_queries_of_many_clients_share_batches(daemon: veltair.Daemon, name: str
             assert isinstance(found, str) and f"input '{bounds}'" in found
         else:
             np.testing.assert_allclose(found, reference.run(None, feeds)[0], atol=1e-4)
-    check_that_batches_were_shared(daemon, name)
+    check_that_batches_were_shared(daemon, name, queries)
     with triton_http.InferenceServerClient(daemon.http) as http:
         found = http.infer(name, sent(triton_http, queries[1])).as_numpy("y")
         np.testing.assert_allclose(found, reference.run(None, queries[1])[0], atol=1e-4)

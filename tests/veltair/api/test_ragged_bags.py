@@ -127,7 +127,7 @@ def test_queries_of_many_clients_at_once(daemon: veltair.Daemon, folder: Path) -
             assert "begins with 1; expected 0" in found
         else:
             np.testing.assert_allclose(found, reference.run(None, feeds)[0], atol=1e-5)
-    check_that_batches_were_shared(daemon, "ranker")
+    check_that_batches_were_shared(daemon, "ranker", queries)
 
 
 IDS = np.array([1, 2, 3])

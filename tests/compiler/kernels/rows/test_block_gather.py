@@ -62,5 +62,5 @@ def test_short_blocks_and_rows_of_the_batch_are_left_to_others(tmp_path: Path) -
 def test_a_block_that_is_not_there_is_refused(tmp_path: Path, wrong: int) -> None:
     net = Net(x=["n", BLOCKS, 64])
     path = net.save(tmp_path / "net.onnx", net("Gather", net("Tanh", "x"), [0, wrong], axis=1))
-    with pytest.raises(ModelError, match=rf"expected indices of {BLOCKS} blocks along axis 1, found {wrong}"):
+    with pytest.raises(ModelError, match=rf"has the index {wrong}, and axis 1 of its input has {BLOCKS} entries"):
         lower(load_model(path), "fp32", fallback=False)
