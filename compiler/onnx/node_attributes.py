@@ -1,4 +1,4 @@
-"""Reads attributes, axes and padding of ONNX nodes."""
+"""Names ONNX nodes, and reads their attributes, axes and padding."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ from typing import Any
 
 import onnx
 from numpy.typing import NDArray
+
+
+def name_nodes(proto: onnx.ModelProto) -> None:
+    """Give every node a unique name: ONNX does not require one, ONNX Runtime and our messages do."""
+    seen: set[str] = set()
+    for index, node in enumerate(proto.graph.node):
+        if not node.name or node.name in seen:
+            node.name = f"{node.name or node.op_type}_{index}"
+        while node.name in seen:
+            node.name += "_"
+        seen.add(node.name)
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:

@@ -25,6 +25,7 @@ from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
+from veltair.compiler.onnx.node_attributes import name_nodes
 from veltair.compiler.onnx.node_checks import check_loops, check_values
 from veltair.compiler.onnx.quantised.nodes import (
     QuantisedConstant,
@@ -112,7 +113,7 @@ def load_model(
         fixed.fix(proto, path)
     check_nodes(proto, path)
     widen_four_bits(proto, path)
-    _name_nodes(proto)
+    name_nodes(proto)
     bags = give_bags_rows(proto, bag_room or {}, path)
     if fixed and bags.ragged:
         raise ModelError(
@@ -138,7 +139,7 @@ def load_model(
         simple, constants = simplify_model(proto, path, folder)
         check_loops(simple.graph, path)
         _check_sizes(simple, limit, held, path)
-        _name_nodes(simple)
+        name_nodes(simple)
         separate_quantisation(simple.graph, constants)
         quantised = find_quantised(simple.graph, constants)
         check_operator_domains(simple, domains, path)
@@ -278,14 +279,3 @@ def _max_batch(metadata: Mapping[str, str], asked: int | None, path: Path) -> in
     if not re.fullmatch(r"[1-9][0-9]{0,8}", stated):
         raise ModelError(f"{path}: metadata veltair.max_batch is {stated!r}; expected a whole number of at least 1")
     return int(stated)
-
-
-def _name_nodes(proto: onnx.ModelProto) -> None:
-    """Give every node a unique name: ONNX does not require one, ONNX Runtime and our messages do."""
-    seen: set[str] = set()
-    for index, node in enumerate(proto.graph.node):
-        if not node.name or node.name in seen:
-            node.name = f"{node.name or node.op_type}_{index}"
-        while node.name in seen:
-            node.name += "_"
-        seen.add(node.name)

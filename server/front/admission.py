@@ -9,7 +9,7 @@ In the order in which a request passes them:
 | unknown model or tenant | UnknownModelError, 404 | `repository/live_models.py` |
 | wrong name, dtype, shape or id | RequestError, 400 | `protocol/validation.py` |
 | deadline has passed | DeadlineError, 504 | `refuse_past_deadline` |
-| shutting down, engine restarting | OverloadedError, 503 | `refuse_while_draining`, `EngineClient` |
+| shutting down, engine restarting | OverloadedError, 503 | `repository/serving_engine.py`, `EngineClient` |
 | no free slot for the tenant, or its rate is spent | OverloadedError, 503 | `repository/free_slots.py` |
 
 After these, the scheduler may reject a query that cannot meet its target: `RejectQuery`, OverloadedError, 503.
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from veltair.errors import DeadlineError, OverloadedError, RefusalReason, RequestError
+from veltair.errors import DeadlineError, RefusalReason, RequestError
 from veltair.server.front.query_result import QueryResult
 from veltair.server.protocol.infer_request import Parameter
 from veltair.server.protocol.validation import timeout_ns
@@ -67,12 +67,6 @@ def refuse_past_deadline(deadline_ns: int | None, now_ns: int) -> None:
     """Raises DeadlineError."""
     if deadline_ns is not None and deadline_ns <= now_ns:
         raise DeadlineError(RefusalReason.LATE_ON_ARRIVAL)
-
-
-def refuse_while_draining(draining: bool) -> None:
-    """Raises OverloadedError."""
-    if draining:
-        raise OverloadedError(RefusalReason.DRAINING)
 
 
 class Aborting(Protocol):

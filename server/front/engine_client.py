@@ -12,7 +12,7 @@ from functools import partial
 
 from veltair.config import ServeConfig
 from veltair.errors import OverloadedError, RefusalReason, ShutdownError, VeltairError
-from veltair.server.front.admission import expire, refuse_past_deadline, refuse_while_draining
+from veltair.server.front.admission import expire, refuse_past_deadline
 from veltair.server.front.engine_connection import EngineConnection
 from veltair.server.front.query_result import QueryResult
 from veltair.server.front.snapshot import Snapshot
@@ -26,6 +26,7 @@ from veltair.server.repository.engine_models import EngineModels
 from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.model_control import ModelControl
 from veltair.server.repository.served_tenant import ServedTenant
+from veltair.server.repository.serving_engine import refuse_while_draining
 from veltair.server.wire.io_threads import IoThreads
 from veltair.server.wire.plan import SlotViews
 from veltair.types import DEFAULT_PRIORITY_LEVEL, CoreSet
@@ -145,7 +146,7 @@ class EngineClient:
         """
         arrival_ns = time.monotonic_ns()
         served = self.models.resolve(tenant) if isinstance(tenant, str) else tenant
-        refuse_while_draining(self.draining)
+        refuse_while_draining(self)
         engine = self._running_engine()
         if not engine.workers:
             raise OverloadedError(RefusalReason.NO_WORKER)
@@ -232,8 +233,7 @@ class EngineClient:
     def open_to_threads(self) -> None:
         """Have the I/O threads take queries while somebody can serve them; else Python gets them, and says why not."""
         if self._threads is not None:
-            engine = self._engine
-            self._threads.set_open(not self.draining and engine is not None and engine.workers > 0)
+            self._threads.set_open(not self.draining and self._engine is not None and self._engine.workers > 0)
 
     def _begin_drain(self) -> None:
         self.draining = True

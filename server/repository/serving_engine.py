@@ -28,6 +28,6 @@ class ServingEngine(Protocol):
 
 
 def refuse_while_draining(engine: ServingEngine | None) -> None:
-    """Nothing is changed any more then, by nobody's fault. Raises OverloadedError."""
+    """Nothing new is taken then, neither queries nor changes, by nobody's fault. Raises OverloadedError."""
     if engine is not None and engine.draining:
         raise OverloadedError(RefusalReason.DRAINING)

@@ -8,9 +8,9 @@ the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -29,6 +29,9 @@ TOLERANCE = 1e-6  # relative: sums of rows may be rounded in another order
 HELD_BYTES = 1 << 16  # larger constants are given to ONNX Runtime as they lie in memory
 ELEMENTWISE = (*VIEWS, "Add", "Mul", "Sub", "Div", "Where", "Cast", "Max", "Min", "Sqrt", "Neg", "Clip")
 CARRIED = frozenset(("", "ai.onnx.ml"))  # domains whose operators ONNX Runtime carries out
+
+# From classes to the tensor of such a batch, None where ONNX Runtime fails; draws what other inputs have.
+Run: TypeAlias = Callable[[NDArray[np.int64], np.random.Generator], NDArray[Any] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,46 +117,33 @@ class ClassColumns:
         main, classes = max(chosen.items(), key=lambda pair: pair[1].count)
         if classes.width > 1:
             return None
-        run = self._runner(name, chosen)
+        nodes = nodes_needed(self._graph.nodes, {name})
+        run = self._runner(name, nodes, chosen, main)
         if run is None:
             return None
         rng = np.random.default_rng(0)
         sample = np.unique(np.concatenate([rng.integers(0, classes.count, 64), np.arange(len(classes.keys))[:64]]))
-        few = run({main: sample}, rng)
+        few = run(sample, rng)
         if few is None or few.dtype != np.float32 or few.ndim < 1 or len(few) != len(sample) or not few.size:
             return None
         numbers = few[0].size * classes.count
-        looked_up = any(n.op_type == "Gather" for n in self._nodes_before(name))
-        if numbers > (MOST_NUMBERS if looked_up else FEW_NUMBERS) or not self._is_by_rows(run, main, sample, few, rng):
-            return None
-        rows = run({main: np.arange(classes.count)}, rng)
-        if rows is None or rows.shape != (classes.count, *few.shape[1:]):
+        looked_up = any(node.op_type == "Gather" for node in nodes)
+        if numbers > (MOST_NUMBERS if looked_up else FEW_NUMBERS) or not _is_by_rows(run, sample, few, rng):
             return None
         every = np.arange(classes.count)
-        if not self._is_by_rows(run, main, every, rows, rng):
+        rows = run(every, rng)
+        if rows is None or rows.shape != (classes.count, *few.shape[1:]):
+            return None
+        if not _is_by_rows(run, every, rows, rng):
             return None
         return ClassColumn(name, classes, np.ascontiguousarray(rows.reshape(classes.count, -1)), rows.shape[1:])
 
-    @staticmethod
-    def _is_by_rows(
-        run: Any, main: str, classes: NDArray[np.int64], rows: NDArray[np.float32], rng: np.random.Generator
-    ) -> bool:
-        """Whether rows stay what they are in other batches."""
-        for batch in TRIED_BATCHES:
-            chosen = rng.integers(0, len(classes), batch)
-            again = run({main: classes[chosen]}, rng)
-            if again is None or again.shape != (batch, *rows.shape[1:]):
-                return False
-            if not np.allclose(again, rows[chosen], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
-                return False
-        return True
-
-    def _nodes_before(self, name: str) -> list[onnx.NodeProto]:
-        return nodes_needed(self._graph.nodes, {name})
-
-    def _runner(self, name: str, chosen: Mapping[str, ValueClasses]) -> Any:
-        """A function from classes (batch,) by input to the tensor; None where ONNX Runtime cannot carry it out."""
-        nodes = self._nodes_before(name)
+    def _runner(
+        self, name: str, nodes: Sequence[onnx.NodeProto], chosen: Mapping[str, ValueClasses], main: str
+    ) -> Run | None:
+        """The tensor that these nodes compute by the classes (batch,) of the input `main`; the other inputs have the
+        same keys. None where ONNX Runtime cannot carry it out.
+        """
         if any(node.domain not in CARRIED for node in nodes):
             return None
         weights = {n: self._graph.weights[n] for node in nodes for n in node.input if n in self._graph.weights}
@@ -174,13 +164,11 @@ class ClassColumns:
         except Exception:  # ONNX Runtime raises its own types; what it cannot run is no column
             return None
 
-        def run(given: Mapping[str, NDArray[np.int64]], rng: np.random.Generator) -> NDArray[Any] | None:
-            (classes,) = given.values()
+        def run(classes: NDArray[np.int64], rng: np.random.Generator) -> NDArray[Any] | None:
             feeds: dict[str, Any] = dict(large)
             for i, own in chosen.items():
-                value = given.get(i)
-                if value is None:  # the same keys; other values are in any bucket
-                    keys = len(own.keys)
+                value, keys = classes, len(own.keys)
+                if i != main:  # values that are no keys are in any bucket
                     value = np.where(classes < keys, classes, rng.integers(keys, own.count, len(classes)))
                 feeds[i] = value.reshape(-1, 1) if ranks[i] == 2 else value
             try:
@@ -189,3 +177,15 @@ class ClassColumns:
                 return None
 
         return run
+
+
+def _is_by_rows(run: Run, classes: NDArray[np.int64], rows: NDArray[Any], rng: np.random.Generator) -> bool:
+    """Whether rows stay what they are in other batches."""
+    for batch in TRIED_BATCHES:
+        chosen = rng.integers(0, len(classes), batch)
+        again = run(classes[chosen], rng)
+        if again is None or again.shape != (batch, *rows.shape[1:]):
+            return False
+        if not np.allclose(again, rows[chosen], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
+            return False
+    return True

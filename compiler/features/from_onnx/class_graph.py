@@ -177,7 +177,7 @@ class ClassGraph:
             suffix = tensor.removeprefix(name)
             copy = onnx.NodeProto()
             copy.CopyFrom(node)
-            copy.input[:] = [self._behind(given, name, suffix, use) for given in node.input]
+            copy.input[:] = [self._behind(given, suffix, use) for given in node.input]
             if moved:
                 copy.name, copy.output[0] = f"{node.name}{suffix}", f"{node.output[0]}{suffix}"
                 if node.op_type == "Cast":
@@ -185,7 +185,7 @@ class ClassGraph:
                     copy.op_type = "Identity"
             elif is_hash(node):
                 tensor, classes = next(pair for pair in inputs if pair[1].buckets == read_buckets(node, self._graph))
-                given = self._behind(node.input[0], name, tensor.removeprefix(name), use)
+                given = self._behind(node.input[0], tensor.removeprefix(name), use)
                 copy = self._mapped(node, given, classes.hashed() if classes.keys else None)
             elif node.op_type in ENCODERS:
                 copy = self._mapped(node, copy.input[0], self._encoded(self._encoding(node), classes))
@@ -198,9 +198,10 @@ class ClassGraph:
             found.append(copy)
         return found
 
-    def _behind(self, given: str, name: str, suffix: str, use: _FeatureUse) -> str:
+    @staticmethod
+    def _behind(given: str, suffix: str, use: _FeatureUse) -> str:
         """The tensor of classes that stands for a tensor of values."""
-        return (f"{name}{suffix}" if given == name else f"{given}{suffix}") if given in use.values else given
+        return f"{given}{suffix}" if given in use.values else given
 
     def _equal(
         self, node: onnx.NodeProto, copy: onnx.NodeProto, classes: ValueClasses, use: _FeatureUse

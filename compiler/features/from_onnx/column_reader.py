@@ -184,38 +184,33 @@ class ColumnReader:
         self, out: str, classes: ValueClasses, rows: NDArray[np.float32] | None, origin: onnx.NodeProto | None
     ) -> None:
         """A column that gives the classes of a feature's values, or, where there are rows, theirs."""
-        self._checked_room()
-        feature = Feature(
-            name=classes.feature,
-            kind=classes.kind,
-            missing=False,
-            empty="keep",
-            width=classes.width,
-            max_bytes=int(self._room),
-        )
-        if self.features.setdefault(feature.name, feature) != feature:
-            raise ModelError(f"{self.graph.path}: input {feature.name!r} is read whole and split")
+        if not self._know_feature(classes.feature, classes.kind, width=classes.width):
+            raise ModelError(f"{self.graph.path}: input {classes.feature!r} is read whole and split")
         self.columns[out] = classes.column(out, None if rows is None else out)
         if rows is not None and origin is not None:
             self.tables[out], self.origin[out] = rows, origin
 
-    def _checked_room(self) -> None:
+    def _know_feature(
+        self, name: str, kind: Literal["int", "float", "string", "tokens"], *, width: int = 1, separator: str = ","
+    ) -> bool:
+        """Note that the graph reads this feature. Returns whether all that was noted of it before agrees."""
         if not self._room.isdecimal() or not 1 <= int(self._room) <= 1 << 24:
             raise ModelError(
                 f"{self.graph.path}: metadata veltair.max_bytes is {self._room!r}; expected 1 to {1 << 24}"
             )
-
-    def _feature(self, source: KeySource, node: onnx.NodeProto) -> None:
-        self._checked_room()
         feature = Feature(
-            name=source.name,
-            kind=source.kind,
+            name=name,
+            kind=kind,
             missing=False,
             empty="keep",
-            separator=source.separator,
+            width=width,
+            separator=separator,
             max_bytes=int(self._room),
         )
-        if self.features.setdefault(source.name, feature) != feature:
+        return self.features.setdefault(name, feature) == feature
+
+    def _feature(self, source: KeySource, node: onnx.NodeProto) -> None:
+        if not self._know_feature(source.name, source.kind, separator=source.separator):
             raise self.graph.error(node, f"input {source.name!r} is read whole and split, or split in two ways")
 
     # Operators behind the lookup, and small questions.

@@ -23,7 +23,7 @@ from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB, find_hashe
 from veltair.compiler.features.from_onnx.key_sources import KeySource
 from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
 from veltair.compiler.features.from_onnx.value_classes import ValueClasses
-from veltair.compiler.onnx.node_attributes import attribute
+from veltair.compiler.onnx.node_attributes import attribute, name_nodes
 from veltair.profiles.artifact.strings import Strings
 
 
@@ -86,8 +86,7 @@ def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds | Classed
     proto = onnx.load(str(path), load_external_data=False)
     if not any(node.domain == CONTRIB or node.op_type == TENSORFLOW for node in proto.graph.node):
         return None
-    for place, node in enumerate(proto.graph.node):
-        node.name = node.name or f"{node.op_type}_{place}"
+    name_nodes(proto)
     count_boundaries(proto, path)
     classes = ClassGraph(proto, path).rewrite()
     hashed: list[HashedIds | ClassedValues] = [ClassedValues(name, own) for name, own in classes.items()]
@@ -116,8 +115,10 @@ def count_boundaries(proto: onnx.ModelProto, path: Path) -> bool:
     for node in graph.node:
         if node.op_type == TENSORFLOW:
             read_boundaries(node, index)
+            nodes += _counted(node, graph)
             found = True
-        nodes += _counted(node, graph) if node.op_type == TENSORFLOW else [node]
+        else:
+            nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
     return found

@@ -161,17 +161,13 @@ class _Div(onnx_frontend.Div):  # type: ignore[misc]  # TVM has no types
         number, divisor = inputs[:2]
         if not (_may_trap(divisor) and isinstance(number.ty, relax.TensorType)):
             return super().base_impl(bb, inputs, attr, params)
-        dtype = str(divisor.ty.dtype.dtype)
-        zero, one = relax.const(0, dtype), relax.const(1, dtype)
-        no_divisor = bb.normalize(relax.op.equal(divisor, zero))
-        if dtype.startswith("u"):
-            quotient = relax.op.divide(number, bb.normalize(relax.op.where(no_divisor, one, divisor)))
-            return relax.op.where(no_divisor, zero, bb.normalize(quotient))
-        turned = bb.normalize(relax.op.equal(divisor, relax.const(-1, dtype)))  # the least number by -1 overflows
-        unsafe = bb.normalize(relax.op.logical_or(no_divisor, turned))
-        quotient = bb.normalize(relax.op.divide(number, bb.normalize(relax.op.where(unsafe, one, divisor))))
-        negated = bb.normalize(relax.op.subtract(zero, number))
-        return relax.op.where(no_divisor, zero, bb.normalize(relax.op.where(turned, negated, quotient)))
+        zero = relax.const(0, str(divisor.ty.dtype.dtype))
+        safe, is_zero, is_minus_one = _guarded(bb, divisor)
+        quotient = bb.normalize(relax.op.divide(number, safe))
+        if is_minus_one is not None:
+            negated = bb.normalize(relax.op.subtract(zero, number))
+            quotient = bb.normalize(relax.op.where(is_minus_one, negated, quotient))
+        return relax.op.where(is_zero, zero, quotient)
 
 
 class _Mod(onnx_frontend.Mod):  # type: ignore[misc]  # TVM has no types
@@ -183,12 +179,7 @@ class _Mod(onnx_frontend.Mod):  # type: ignore[misc]  # TVM has no types
         number, divisor = inputs[:2]
         if not _may_trap(divisor):
             return super().base_impl(bb, inputs, attr, params)
-        dtype = str(divisor.ty.dtype.dtype)
-        unsafe = bb.normalize(relax.op.equal(divisor, relax.const(0, dtype)))
-        if not dtype.startswith("u"):
-            turned = bb.normalize(relax.op.equal(divisor, relax.const(-1, dtype)))
-            unsafe = bb.normalize(relax.op.logical_or(unsafe, turned))
-        safe = bb.normalize(relax.op.where(unsafe, relax.const(1, dtype), divisor))  # what is left by 1 is 0
+        safe, *_ = _guarded(bb, divisor)  # what is left by 1 is 0
         return super().base_impl(bb, [number, safe], attr, params)
 
 
@@ -197,6 +188,19 @@ def _may_trap(divisor: Any) -> bool:
     if not isinstance(divisor.ty, relax.TensorType) or "int" not in str(divisor.ty.dtype):
         return False
     return not isinstance(divisor, tvm.ir.GenericConst) or bool(np.isin(divisor.value.numpy(), (0, -1)).any())
+
+
+def _guarded(bb: Any, divisor: Any) -> tuple[Any, Any, Any | None]:
+    """The divisor with 1 for what the CPU does not divide by: 0, and of signed numbers -1, by which the least one
+    overflows; and where either is, None for unsigned ones.
+    """
+    dtype = str(divisor.ty.dtype.dtype)
+    unsafe = is_zero = bb.normalize(relax.op.equal(divisor, relax.const(0, dtype)))
+    is_minus_one = None
+    if not dtype.startswith("u"):
+        is_minus_one = bb.normalize(relax.op.equal(divisor, relax.const(-1, dtype)))
+        unsafe = bb.normalize(relax.op.logical_or(is_zero, is_minus_one))
+    return bb.normalize(relax.op.where(unsafe, relax.const(1, dtype), divisor)), is_zero, is_minus_one
 
 
 class _Resize(onnx_frontend.Resize):  # type: ignore[misc]  # TVM has no types
