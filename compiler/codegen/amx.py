@@ -55,5 +55,11 @@ def multiply_bf16_tiles(sums: int, left: int, right: int) -> None:
     _instruction("tdpbf16ps", T.uint8(sums), T.uint8(left), T.uint8(right))
 
 
+def multiply_int8_tiles(sums: int, left: int, right: int, *, signed: bool) -> None:
+    """sums (16 x 16 int32) += left (16 x 64, of int8 if `signed`, else uint8) @ right (64 x 16 int8, as 16 rows of 16
+    quads)."""
+    _instruction("tdpbssd" if signed else "tdpbusd", T.uint8(sums), T.uint8(left), T.uint8(right))
+
+
 def _instruction(name: str, *arguments: Expr) -> None:
     T.evaluate(T.call_llvm_intrin("void", f"llvm.x86.{name}", *arguments))

@@ -38,7 +38,12 @@ def masked_store(buffer: Any, value: Expr, *index: Expr, width: int) -> None:
     column = index[-1]
     with when(column + LANES <= width):
         vector_store(buffer, value, *index)
-    if width % LANES:
+    if width % LANES == 1:
+        # LLVM makes a store of four bytes of one that a constant mask leaves a single narrowed lane of.
+        with when(column + LANES > width):
+            first = T.Shuffle([T.bind(value)], [0])
+            T.buffer_store(buffer, float32_to_bf16(first, 1) if buffer.dtype == "uint16" else first, [*index])
+    elif width % LANES:
         with when(column + LANES > width):
             value = float32_to_bf16(value) if buffer.dtype == "uint16" else value
             mask = ramp(0) < broadcast(T.int32(width % LANES))

@@ -21,6 +21,7 @@ CPU_FEATURES: Mapping[str, frozenset[str]] = {
     "avx512_vnni": _AVX512 | {"avx512_vnni"},
     "avx512_bf16": _AVX512 | {"avx512_bf16"},
     "amx_bf16": _AVX512 | {"amx_tile", "amx_bf16"},
+    "amx_int8": _AVX512 | {"amx_tile", "amx_int8"},
 }
 
 # The values of `--isa`, poorest first, and the features that code for each may use.
@@ -29,7 +30,7 @@ ISAS: Mapping[str, frozenset[str]] = {
     "avx512": frozenset({"avx2", "avx512"}),
     "avx512_vnni": frozenset({"avx2", "avx512", "avx512_vnni"}),
     "avx512_bf16": frozenset({"avx2", "avx512", "avx512_vnni", "avx512_bf16"}),  # no CPU is known without VNNI
-    "amx": frozenset(CPU_FEATURES),
+    "amx": frozenset(CPU_FEATURES),  # no CPU is known with one kind of tiles alone
 }
 
 _X86_64_V3 = frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "abm", "movbe"})
@@ -58,6 +59,7 @@ _ATTRIBUTES: Mapping[str, str] = {
     "avx512_bf16": "+avx512bf16",
     "amx_tile": "+amx-tile",
     "amx_bf16": "+amx-bf16",
+    "amx_int8": "+amx-int8",
 }
 
 _ARCH_PRCTL, _ARCH_GET_XCOMP_SUPP, _XTILEDATA = 158, 0x1021, 18

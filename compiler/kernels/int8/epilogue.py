@@ -1,13 +1,15 @@
 """What becomes of sums in int32: scale and bias, activation, the tensor added to it, and the rounding to 8 bits.
 
-Rounding is that of QuantizeLinear: to nearest, ties to even, plus the zero point, saturated.
+Rounding is that of QuantizeLinear: to nearest, ties to even, plus the zero point, saturated. Where an activation is a
+pair of bounds (relu, clip) in front of a rounding, scale and bias are in steps of that rounding, and its bounds are the
+activation's too: a sum takes one multiplication, and the activation nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +22,10 @@ from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.quantised import Addend, QuantisedProductParameters
 
-# Places in the kernel's array of numbers.
-_BETWEEN, _RESIDUAL, OUTPUT, PADDING, _SIZE = 0, 4, 6, 10, 16
+# Places in the kernel's array of numbers. Of a rounding: the factor to its steps, the bounds there; then of "between"
+# what its steps are multiplied by, of "output" the zero point.
+_BETWEEN, _RESIDUAL, OUTPUT, PADDING, _ZERO, _SIZE = 0, 4, 6, 10, 12, 16
+_ROUNDS = 1.5 * 2.0**23  # added to a small float, it leaves the nearest integer in the lowest bits
 
 
 def quantum(spec: LayerSpec, name: str) -> tuple[float, int]:
@@ -30,18 +34,64 @@ def quantum(spec: LayerSpec, name: str) -> tuple[float, int]:
     return float(scale), int(zero)
 
 
+class Units(NamedTuple):
+    """Whether values are in steps of the rounding that follows, so that bounds are all that activations need.
+
+    >>> Units.of(QuantisedProductParameters("relu"), rounded=True)
+    Units(product=True, result=True)
+    """
+
+    product: bool  # what the first activation is applied to
+    result: bool  # what the last one is applied to
+
+    @classmethod
+    def of(cls, parameters: QuantisedProductParameters, *, rounded: bool) -> Units:
+        """rounded: whether the output has 8 bits."""
+        first, result = parameters.first, rounded and _bounds(parameters.last) is not None
+        if parameters.between:
+            return cls(_bounds(first) is not None, result)
+        scales = first in ("none", "relu") if parameters.addend is not Addend.NONE else _bounds(first) is not None
+        return cls(result and scales, result and scales)
+
+
+def _bounds(activation: str) -> tuple[float, float] | None:
+    """The bounds that an activation consists of; None where there is more to it."""
+    kind, *numbers = activation.split(":")
+    found = {"none": (-np.inf, np.inf), "relu": (0.0, np.inf)}.get(kind)
+    return (float(numbers[0]), float(numbers[1])) if kind == "clip" else found
+
+
+def _rounding(quantum: tuple[float, int], dtype: str, activations: Sequence[str]) -> tuple[float, float, float]:
+    """Steps of a unit, and the bounds of what is rounded: of the type and of activations that are bounds."""
+    (scale, zero), info = quantum, np.iinfo(dtype)
+    inverse = float(np.float32(1) / np.float32(scale))
+    low, high = float(info.min - zero), float(info.max - zero)
+    for lower, upper in filter(None, map(_bounds, activations)):
+        low, high = (min(max(bound, lower * inverse), upper * inverse) for bound in (low, high))
+    return inverse, low, high
+
+
 def pack_numbers(spec: LayerSpec) -> NDArray[np.float32]:
-    """The scales and zero points of a layer in the order in which the epilogue reads them."""
+    """The scales, bounds and zero points of a layer in the order in which the epilogue reads them."""
     numbers = np.zeros(_SIZE, np.float32)
-    between = spec.parameters.between if isinstance(spec.parameters, QuantisedProductParameters) else ""
-    for place, name, dtype in ((_BETWEEN, "between", between), (OUTPUT, "output", spec.outputs[0].dtype)):
-        if name in spec.weights:
-            (scale, zero), info = quantum(spec, name), np.iinfo(dtype)
-            numbers[place : place + 4] = np.float32(1) / np.float32(scale), info.min - zero, info.max - zero, scale
-            if name == "output":
-                numbers[place + 3] = zero
+    parameters, steps = spec.parameters, 1.0
+    product = parameters if isinstance(parameters, QuantisedProductParameters) else None
+    units = Units.of(product, rounded="output" in spec.weights) if product else Units(product=False, result=False)
+    if "output" in spec.weights:
+        bounds = [product.last] if product and units.result else []
+        if product and units.product and not product.between and product.addend is Addend.NONE:
+            bounds.append(product.first)
+        rounding = _rounding(quantum(spec, "output"), spec.outputs[0].dtype, bounds)
+        steps = rounding[0] if units.result else 1.0
+        numbers[OUTPUT : OUTPUT + 4] = *rounding, quantum(spec, "output")[1]
+        numbers.view(np.int32)[_ZERO] = quantum(spec, "output")[1]
+    if product and product.between:
+        between = quantum(spec, "between")
+        rounding = _rounding(between, product.between, [product.first] if units.product else [])
+        numbers[_BETWEEN : _BETWEEN + 4] = *rounding, between[0] * steps
     if "residual" in spec.weights:
-        numbers[_RESIDUAL : _RESIDUAL + 2] = quantum(spec, "residual")
+        scale, zero = quantum(spec, "residual")
+        numbers[_RESIDUAL : _RESIDUAL + 2] = scale * steps, -zero * scale * steps
     if "input" in spec.weights:
         numbers[PADDING + 1], numbers[PADDING] = quantum(spec, "input")
     return numbers
@@ -49,8 +99,12 @@ def pack_numbers(spec: LayerSpec) -> NDArray[np.float32]:
 
 def epilogue_weights(spec: LayerSpec, panel: int) -> list[NDArray[np.float32]]:
     """Scale, bias and the addend's bias of every column, with zeros behind the last one; then the numbers."""
-    names = ("scale", "bias", "added") if "added" in spec.weights else ("scale", "bias")
-    return [*(pad_axis(spec.weights[name], 0, panel) for name in names), pack_numbers(spec)]
+    parameters, numbers = spec.parameters_as(QuantisedProductParameters), pack_numbers(spec)
+    units = Units.of(parameters, rounded="output" in spec.weights)
+    steps = numbers[OUTPUT] if units.result else np.float32(1)
+    product = steps if not parameters.between else numbers[_BETWEEN] if units.product else np.float32(1)
+    scaled = {"scale": product, "bias": product} | ({"added": steps} if "added" in spec.weights else {})
+    return [*(pad_axis(spec.weights[name] * by, 0, panel) for name, by in scaled.items()), numbers]
 
 
 def round_within(value: Expr, inverse: Expr, low: Expr, high: Expr, count: int = LANES) -> Expr:
@@ -85,24 +139,30 @@ class QuantisedEpilogue:
     def store(self, sums: Expr, row: Expr, column: Expr) -> None:
         """Finish 16 sums; the first must belong to a column, those behind the last are not written."""
         scale, bias, *added, _ = (buffer[ramp(column)] for buffer in self.weights)
+        parameters, rounded = self.parameters, self.output.dtype != "float32"
+        units = Units.of(parameters, rounded=rounded)
         if self.dynamic_scale is not None:
             scale = scale * T.broadcast(self.dynamic_scale[0], 16)
         value = T.bind(T.cast(sums, "float32x16") * scale + bias)
-        value = T.bind(apply_activation(value, self.parameters.first))
-        if self.parameters.between:
-            rounded = round_within(value, *(self._number(_BETWEEN + i) for i in range(3)))
-            value = T.bind(rounded * self._number(_BETWEEN + 3))
-        if self.parameters.addend is Addend.BIAS:
+        if not units.product or (parameters.addend is not Addend.NONE and not parameters.between):
+            value = T.bind(apply_activation(value, parameters.first))
+        if parameters.between:
+            value = value if units.product else value * self._number(_BETWEEN)
+            one = broadcast(1.0)
+            value = round_within(value, one, *(self._number(_BETWEEN + i) for i in (1, 2))) * self._number(_BETWEEN + 3)
+        if parameters.addend is Addend.BIAS:
             value = value + added[0]
         elif self.residual is not None:
-            other = to_float(self.residual, row, column) - self._number(_RESIDUAL + 1)
-            value = value + other * self._number(_RESIDUAL)
-        value = T.bind(apply_activation(T.bind(value), self.parameters.last))
-        if self.output.dtype != "float32":
-            rounded = round_within(value, *(self._number(OUTPUT + i) for i in range(3)))
-            whole = T.cast(rounded + self._number(OUTPUT + 3), "int32x16")
-            value = T.bind(T.cast(whole, f"{self.output.dtype}x16"))
-        masked_store(self.output, value, row, column, width=self.width)
+            other = to_float(self.residual, row, column) * self._number(_RESIDUAL)
+            value = value + (other + self._number(_RESIDUAL + 1))
+        if not units.result:
+            value = T.bind(apply_activation(T.bind(value), parameters.last))
+        if rounded:
+            value = value if units.result else value * self._number(OUTPUT)
+            value = T.min(T.max(value, self._number(OUTPUT + 1)), self._number(OUTPUT + 2)) + broadcast(_ROUNDS)
+            zero = T.broadcast(T.reinterpret("int32", self.weights[-1][_ZERO]), LANES)
+            value = T.cast(T.reinterpret("int32x16", value) + zero, f"{self.output.dtype}x16")
+        masked_store(self.output, T.bind(value), row, column, width=self.width)
 
     def _number(self, place: int) -> Expr:
         return broadcast(self.weights[-1][place])

@@ -21,21 +21,17 @@ from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.codegen.row_lanes import flatten, flatten_to_rows
 from veltair.compiler.codegen.vectors import LANES, Expr, ramp
 from veltair.compiler.codegen.weight_packing import pad_axis
-from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.quantised import Addend, QuantisedProductParameters
 from veltair.compiler.kernels.int8.epilogue import PADDING, QuantisedEpilogue, epilogue_weights, quantum
+from veltair.compiler.kernels.int8.products_amx import amx_points, build_amx_product, is_possible
+from veltair.compiler.kernels.int8.row_lengths import rows_and_width
 from veltair.compiler.kernels.int8.window_rows import copy_windows
 
 # Register tiles (columns in vectors, rows); with AVX2 a vector takes two registers, and widened weights two more.
 AVX512_TILES = ((4, 6), (2, 12), (2, 6), (4, 4), (1, 12), (4, 1), (1, 6), (2, 1), (1, 1))
 AVX2_TILES = ((1, 4), (1, 2), (2, 1), (1, 1))
 MOST_SCRATCH = 1 << 18  # bytes of the windows of a task: they stay in L2
-
-
-def rows_and_width(tensor: Activation) -> tuple[int, int]:
-    """A tensor as rows of its last axis in memory; rows may depend on the batch."""
-    shape = tensor.physical
-    return prod(shape[:-1]), shape[-1]
 
 
 class QuantisedProduct:
@@ -60,7 +56,7 @@ class QuantisedProduct:
         rows, vectors = spec.most(rows), -(-width // groups // LANES)
         gathered = window is not None and not window.is_point
         depth = prod(window.kernel) * spec.inputs[0].shape[1] if window else 0
-        found: list[Point] = []
+        found: list[Point] = amx_points(spec) if "amx_int8" in features and is_possible(spec) else []
         for columns, tile in AVX512_TILES if "avx512" in features else AVX2_TILES:
             if tile > max(rows, 1) or columns > vectors:
                 continue
@@ -73,6 +69,8 @@ class QuantisedProduct:
         return found or [{"columns": 1, "rows": 1, "tall": 1, "panels": 1}]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        if point.get("unit") == "amx":
+            return build_amx_product(spec, point)
         columns, rows, tall, panels = (int(point[name]) for name in ("columns", "rows", "tall", "panels"))
         panel, step = columns * LANES, rows * tall
         packed, start = pack_quads(spec, panel)

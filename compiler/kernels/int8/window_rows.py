@@ -59,6 +59,12 @@ def copy_windows(
                         tap(v)
 
 
+def copy_rows(source: Any, rows: Any, size: int, first: Expr, to: Expr) -> None:
+    """Copy `to` rows of `size` bytes each, from the `first` on; `source` is memory in one dimension."""
+    with T.serial(0, to) as r:
+        _copy(source, T.bind((first + r) * size), rows, r, T.int32(0), size)
+
+
 def _copy(source: Any, begin: Expr, rows: Any, row: Expr, target: Expr, count: int) -> None:
     for first, size in _steps(count):
         T.buffer_store(rows, source[ramp(begin + first, size)], [row, ramp(target + first, size)])

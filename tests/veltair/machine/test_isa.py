@@ -38,7 +38,7 @@ class TargetCase(NamedTuple):
 TARGETS = [
     TargetCase(SAPPHIRE, "sapphirerapids", []),
     TargetCase(ICELAKE, "icelake-server", []),
-    TargetCase(SAPPHIRE - {"avx512_fp16"}, "icelake-server", ["+avx512bf16", "+amx-tile", "+amx-bf16"]),
+    TargetCase(SAPPHIRE - {"avx512_fp16"}, "icelake-server", ["+avx512bf16", "+amx-tile", "+amx-bf16", "+amx-int8"]),
     TargetCase(SKYLAKE | {"avx512_vnni"}, "skylake-avx512", ["+avx512vnni"]),
     TargetCase(ZEN4, "x86-64-v4", ["+avx512vnni", "+avx512bf16"]),
     TargetCase(ZEN2, "x86-64-v3", []),
@@ -55,7 +55,7 @@ def test_the_target_is_what_the_flags_allow(case: TargetCase) -> None:
 
 
 FEATURES = [
-    (SAPPHIRE, {"avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_bf16"}),
+    (SAPPHIRE, {"avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"}),
     (ZEN2, {"avx2"}),
     (ICELAKE - {"avx512vl"}, {"avx2"}),
     (SAPPHIRE - {"amx_tile"}, {"avx2", "avx512", "avx512_vnni", "avx512_bf16"}),
@@ -98,7 +98,7 @@ def test_an_isa_that_is_not_offered_is_refused_with_those_that_are() -> None:
     assert isa_features(None, old) == ISAS["avx512"]
     assert isa_features("avx2", old) == {"avx2"}
     assert isa_features(None, frozenset()) == frozenset()
-    with pytest.raises(ConfigError, match=r"isa amx needs amx_bf16.*which this CPU lacks; it has avx2, avx512$"):
+    with pytest.raises(ConfigError, match=r"isa amx needs amx_bf16, amx_int8.*lacks; it has avx2, avx512$"):
         isa_features("amx", old)
     with pytest.raises(ConfigError, match=r"expected one of avx2, avx512, avx512_vnni, avx512_bf16, amx, found 'sse4'"):
         isa_features("sse4", old)
