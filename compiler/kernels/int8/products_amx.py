@@ -33,8 +33,8 @@ from veltair.compiler.kernels.matmul.amx_tiles import BLOCK, LEFT, RIGHT, TILE, 
 DEPTH = 64  # 8-bit values in a tile row: the products of one step of the reduction
 QUAD = 4  # neighbours of the reduction that lie in one int32
 MOST_COPIED = 1 << 19  # bytes of a task's copied rows: with the weights that they meet they stay in L2
-TALLEST = (4, 1, 2, 8)  # blocks of rows of a task
-TASKS = 8  # at least, where the layer has so many blocks: they are shared among cores
+TALL = (4, 2, 1, 8)  # blocks of rows of a task
+TASKS = 4  # at least, where the layer has so many register blocks: they are shared among cores
 
 
 def is_possible(spec: LayerSpec) -> bool:
@@ -49,25 +49,27 @@ def amx_points(spec: LayerSpec) -> list[Point]:
     most = spec.most(rows)
     panels, blocks = -(-width // BLOCK), -(-most // BLOCK)
     depth = -(-len(spec.weights["weight"]) // DEPTH) * DEPTH if _is_copied(spec) else 0
-    found: list[Point] = []
-    for tall in TALLEST:
+    found: list[tuple[bool, int, Point]] = []
+    for tall in TALL:
         if tall > 1 and (tall > blocks or tall * BLOCK * depth > MOST_COPIED):
             continue
-        tasks = -(-blocks // tall)  # with all panels
-        for taken in _shares(panels, tasks):
-            found.append({"unit": "amx", "blocks": tall, "panels": taken})
-    return found
+        chunks = -(-blocks // tall)
+        for taken in _shares(panels, chunks):
+            groups = panels // taken
+            copies = groups if depth else 1  # each group of panels copies the rows that it meets
+            found.append((chunks * groups < TASKS, copies, {"unit": "amx", "blocks": tall, "panels": taken}))
+    return [point for _, _, point in sorted(found, key=lambda each: each[:2])]
 
 
-def _shares(panels: int, tasks: int) -> list[int]:
-    """How many panels a task takes: divisors; first the most with which there are enough tasks.
+def _shares(panels: int, chunks: int) -> list[int]:
+    """How many panels a task takes: divisors; first the most with which there are enough tasks, or the fewest.
 
     >>> _shares(64, 2), _shares(6, 8)
-    ([16, 64, 32, 4], [6, 3, 2, 1])
+    ([32, 64, 16], [6, 3])
     """
     divisors = [n for n in range(panels, 0, -1) if panels % n == 0]
-    first = next((n for n in divisors if tasks * (panels // n) >= TASKS), 1)
-    return list(dict.fromkeys((first, *divisors[:2], next((n for n in divisors if n < first), first))))
+    at = next((i for i, n in enumerate(divisors) if chunks * (panels // n) >= TASKS), len(divisors) - 1)
+    return list(dict.fromkeys((divisors[at], divisors[0], *divisors[at + 1 : at + 2])))
 
 
 def build_amx_product(spec: LayerSpec, point: Point) -> Kernel:
