@@ -47,6 +47,18 @@ declare <16 x i32> @llvm.x86.avx512.pmaddw.d.512(<32 x i16>, <32 x i16>)
 }}
 """
 
+_INTERLEAVED = ", ".join(f"i32 {16 * part + lane}" for lane in range(LANES) for part in range(4))
+_INTERLEAVE = f"""
+define internal <16 x i32> @veltair_interleave_bytes(<16 x i8> %a, <16 x i8> %b, <16 x i8> %c, <16 x i8> %d)
+  alwaysinline {{
+  %ab = shufflevector <16 x i8> %a, <16 x i8> %b, <32 x i32> <{", ".join(f"i32 {i}" for i in range(32))}>
+  %cd = shufflevector <16 x i8> %c, <16 x i8> %d, <32 x i32> <{", ".join(f"i32 {i}" for i in range(32))}>
+  %bytes = shufflevector <32 x i8> %ab, <32 x i8> %cd, <64 x i32> <{_INTERLEAVED}>
+  %r = bitcast <64 x i8> %bytes to <16 x i32>
+  ret <16 x i32> %r
+}}
+"""
+
 
 def _half(name: str, begin: int) -> str:
     lanes = ", ".join(f"i32 {lane}" for lane in range(begin, begin + LANES))
@@ -70,9 +82,9 @@ _AVX2 = (
 
 
 def import_int8_dot(features: frozenset[str]) -> AbstractContextManager[Any]:
-    """A frame of code in which `add_quads` may be called, on a CPU with these features."""
+    """A frame of code in which `add_quads` and `interleave` may be called, on a CPU with these features."""
     code = _VNNI if "avx512_vnni" in features else _AVX512 if "avx512" in features else _AVX2
-    frame: AbstractContextManager[Any] = T.attr(T.int32(0), "pragma_import_llvm", code)
+    frame: AbstractContextManager[Any] = T.attr(T.int32(0), "pragma_import_llvm", code + _INTERLEAVE)
     return frame
 
 
@@ -94,3 +106,11 @@ def broadcast_quad(buffer: Any, *index: Expr, count: int = QUAD) -> Expr:
     if buffer.dtype == "int8":
         quad = T.bitwise_xor(quad, T.int32(-0x7F7F7F80))  # 0x80 in every byte
     return T.broadcast(quad, LANES)
+
+
+def interleave(*steps: Expr, signed: bool) -> Expr:
+    """Four vectors of 16 inputs as 16 quads, one of each; signed ones plus 128."""
+    quads = T.call_extern("int32x16", "veltair_interleave_bytes", *steps)
+    if signed:
+        quads = T.bitwise_xor(quads, T.broadcast(T.int32(-0x7F7F7F80), LANES))
+    return quads

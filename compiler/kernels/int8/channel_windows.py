@@ -6,12 +6,16 @@ Vectors hold 16 channels of one output. Where a whole window lies inside the ima
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.int8_dot_product import QUAD, add_quads, import_int8_dot, interleave
 from veltair.compiler.codegen.memory import masked_store
 from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.codegen.row_lanes import flatten_to_rows
@@ -24,14 +28,18 @@ from veltair.compiler.graph.parameters.quantised import (
     QuantisedProductParameters,
     Window,
 )
-from veltair.compiler.kernels.int8.epilogue import PADDING, QuantisedEpilogue, epilogue_weights
+from veltair.compiler.kernels.int8.epilogue import PADDING, QuantisedEpilogue, epilogue_weights, quantum
 
 UNROLLED = 9  # taps, up to which a window without checks is straight-line code
+MOST_QUADS = 9  # of taps, which are straight-line code: windows of 5x5 and 6x6 as well
 
 
 class QuantisedDepthwise:
     """inputs: x (N, C, H, W) of 8 bits in one block[, scale, zero point][, residual]; weights: weight (taps, C) of int8
     or int16, and as of `QuantisedProduct`.
+
+    With VNNI one instruction takes four taps of 16 channels, whose bytes are interleaved first; taps beside the image
+    are the zero point. Elsewhere, of large windows and of wide weights, each tap is a product in int32.
 
     >>> QuantisedDepthwise.__name__
     'QuantisedDepthwise'
@@ -44,29 +52,96 @@ class QuantisedDepthwise:
         parameters = spec.parameters_as(QuantisedProductParameters)
         window, y = parameters.window, spec.outputs[0]
         assert window is not None
-        taps = pad_axis(spec.weights["weight"], 1, LANES).astype(np.int32)
-        weights = [taps, *epilogue_weights(spec, LANES)]
+        in_quads = "avx512_vnni" in features and not parameters.wide and prod(window.kernel) <= QUAD * MOST_QUADS
+        weights = [*(_pack_quads(spec) if in_quads else _pack_taps(spec)), *epilogue_weights(spec, LANES)]
+        scales = 3 if parameters.addend is Addend.BIAS else 2
 
         def body(*buffers: Any) -> None:
             count, numbers, width = len(spec.inputs), buffers[-2], y.shape[1]
-            W, dynamic = buffers[count], parameters.dynamic
             residual = flatten_to_rows(buffers[count - 1], width) if parameters.addend is Addend.RESIDUAL else None
             output = flatten_to_rows(buffers[-1], width)
-            rest, scale = buffers[count + 1 : -1], buffers[1] if dynamic else None
+            scale, zero = (buffers[1], buffers[2][0]) if parameters.dynamic else (None, None)
+            taken, rest = buffers[count : -scales - 2], buffers[-scales - 2 : -1]
             epilogue = QuantisedEpilogue(output, residual, rest, scale, parameters, width)
             walk = _Walk(spec, window, buffers[0], int(point["rows"]))
-
-            def begin() -> Expr:
-                return T.broadcast(T.int32(0), LANES)
-
-            def step(sums: Expr, steps: Expr, tap: Expr, channel: Expr) -> Expr:
-                zero = T.broadcast(T.cast(buffers[2][0] if dynamic else numbers[PADDING], "int32"), LANES)
-                return sums + (T.cast(steps, "int32x16") - zero) * W[tap, ramp(channel)]
-
-            walk.emit("int32x16", begin, step, epilogue.store)
+            padding = T.cast(numbers[PADDING] if zero is None else zero, "int32")
+            with import_int8_dot(features):
+                if in_quads:
+                    walk.emit("int32x16", _quads_of_taps(walk, *taken, zero, padding), epilogue.store)
+                else:
+                    walk.emit("int32x16", _products_of_taps(walk, taken[0], padding), epilogue.store)
 
         function = build_prim_func([*spec.inputs, *weights, y], body)
         return Kernel(function, tuple(weights), *_sizes(spec, point))
+
+
+def _pack_taps(spec: LayerSpec) -> list[NDArray[np.int32]]:
+    return [pad_axis(spec.weights["weight"], 1, LANES).astype(np.int32)]
+
+
+def _pack_quads(spec: LayerSpec) -> list[NDArray[np.int32]]:
+    """Four taps of a channel in each int32, (taps / 4, C); and what sums start from, as of `products.pack_quads`."""
+    weight = pad_axis(pad_axis(spec.weights["weight"], 1, LANES), 0, QUAD).astype(np.int8)
+    quads = np.ascontiguousarray(weight.reshape(-1, QUAD, weight.shape[1]).transpose(0, 2, 1)).view(np.int32)[..., 0]
+    start = -weight.astype(np.int64).sum(0)
+    if not spec.parameters_as(QuantisedProductParameters).dynamic:
+        start *= quantum(spec, "input")[1] + _shift(spec)
+    return [quads, start.astype(np.int32)]
+
+
+def _shift(spec: LayerSpec) -> int:
+    """What is added to signed inputs to make them unsigned."""
+    return 128 if spec.inputs[0].dtype == "int8" else 0
+
+
+def _products_of_taps(walk: _Walk, W: Any, padding: Expr) -> WindowCode:
+    """Each tap by itself, in int32; those beside the image are left out."""
+
+    def window(at: Place, result: Any) -> None:
+        zero = T.bind(T.broadcast(padding, LANES))
+        T.buffer_store(result, T.broadcast(T.int32(0), LANES), [0])
+
+        def step(steps: Expr, tap: Expr) -> None:
+            product = (T.cast(steps, "int32x16") - zero) * W[tap, ramp(at.channel)]
+            T.buffer_store(result, result[0] + product, [0])
+
+        walk.taps_inside(at, step)
+
+    return window
+
+
+def _quads_of_taps(walk: _Walk, W: Any, start: Any, dynamic_zero: Expr | None, padding: Expr) -> WindowCode:
+    """Four taps at a time; those beside the image are the zero point, and those behind the last have weight zero."""
+    taps = list(product(*map(range, walk.window.kernel)))
+    quads = [taps[i : i + QUAD] for i in range(0, len(taps), QUAD)]
+    dtype = walk.X.dtype
+
+    def window(at: Place, result: Any) -> None:
+        first = start[ramp(at.channel)]
+        if dynamic_zero is not None:
+            first = first * T.broadcast(T.cast(dynamic_zero, "int32") + (128 if dtype == "int8" else 0), LANES)
+        T.buffer_store(result, first, [0])
+
+        def add(taken: Callable[[int, int], Expr]) -> None:
+            for number, quad in enumerate(quads):
+                steps = [T.bind(taken(*tap)) for tap in quad]
+                steps += [steps[-1]] * (QUAD - len(quad))
+                weights = W[number, ramp(at.channel)]
+                T.buffer_store(
+                    result, add_quads(result[0], T.bind(interleave(*steps, signed=dtype == "int8")), weights), [0]
+                )
+
+        def checked(u: int, v: int) -> Expr:
+            outside = T.broadcast(T.cast(padding, dtype), LANES)
+            return T.if_then_else(walk.is_inside(at, u, v), walk.load(at, u, v), outside)
+
+        with T.If(walk.is_whole(at)):
+            with T.Then():
+                add(lambda u, v: walk.load(at, u, v))
+            with T.Else():
+                add(checked)
+
+    return window
 
 
 class QuantisedMaxPool:
@@ -81,22 +156,20 @@ class QuantisedMaxPool:
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         x, y = spec.inputs[0], spec.outputs[0]
-        window = spec.parameters_as(QuantisedPoolParameters).window
+        taken = spec.parameters_as(QuantisedPoolParameters).window
         least = int(np.iinfo(x.dtype).min)
 
         def body(X: Any, Y: Any) -> None:
-            output = flatten_to_rows(Y, y.shape[1])
+            output, walk = flatten_to_rows(Y, y.shape[1]), _Walk(spec, taken, X, int(point["rows"]))
 
-            def begin() -> Expr:
-                return T.broadcast(T.cast(least, x.dtype), LANES)
-
-            def step(most: Expr, steps: Expr, tap: Expr, channel: Expr) -> Expr:
-                return T.max(most, steps)
+            def window(at: Place, result: Any) -> None:
+                T.buffer_store(result, T.broadcast(T.cast(least, x.dtype), LANES), [0])
+                walk.taps_inside(at, lambda steps, tap: T.buffer_store(result, T.max(result[0], steps), [0]))
 
             def store(value: Expr, row: Expr, channel: Expr) -> None:
                 masked_store(output, value, row, channel, width=y.shape[1])
 
-            _Walk(spec, window, X, int(point["rows"])).emit(f"{x.dtype}x16", begin, step, store)
+            walk.emit(f"{x.dtype}x16", window, store)
 
         return Kernel(build_prim_func([x, y], body), (), *_sizes(spec, point))
 
@@ -115,6 +188,22 @@ def _sizes(spec: LayerSpec, point: Point) -> tuple[int, int]:
     return round(prod((height, width, channels)) * share), images * -(-y.shape[2] // rows)
 
 
+class Place(NamedTuple):
+    """A window: of which image, where its first tap lies, and of which 16 channels.
+
+    >>> Place(image=0, row=-1, column=3, channel=16).row
+    -1
+    """
+
+    image: Expr
+    row: Expr
+    column: Expr
+    channel: Expr
+
+
+WindowCode: TypeAlias = Callable[[Place, Any], None]  # leaves what becomes of a window in the buffer
+
+
 class _Walk:
     """Over outputs and channels."""
 
@@ -125,14 +214,8 @@ class _Walk:
         self.images = X.shape[0]
         self.X = flatten_to_rows(X, self.channels)
 
-    def emit(
-        self,
-        dtype: str,
-        begin: Callable[[], Expr],
-        step: Callable[[Expr, Expr, Expr, Expr], Expr],
-        store: Callable[[Expr, Expr, Expr], None],
-    ) -> None:
-        window, chunks = self.window, -(-self.out_height // self.rows)
+    def emit(self, dtype: str, window: WindowCode, store: Callable[[Expr, Expr, Expr], None]) -> None:
+        (sh, sw), (top, left), chunks = self.window.strides, self.window.pads[:2], -(-self.out_height // self.rows)
         with T.parallel(0, self.images * chunks) as task:
             result = T.alloc_buffer((1,), dtype, scope="local")
             image, first = T.bind(task // chunks), T.bind(task % chunks * self.rows)
@@ -141,46 +224,45 @@ class _Walk:
                 T.serial(0, self.out_width) as column,
             ):
                 row = T.bind(first + r)
-                y0 = T.bind(row * window.strides[0] - window.pads[0])
-                x0 = T.bind(column * window.strides[1] - window.pads[1])
+                y0, x0 = T.bind(row * sh - top), T.bind(column * sw - left)
                 place = T.bind((image * self.out_height + row) * self.out_width + column)
                 with T.serial(0, -(-self.channels // LANES)) as vector:
                     channel = T.bind(vector * LANES)
-                    T.buffer_store(result, begin(), [0])
-                    self._window(image, y0, x0, channel, result, step)
+                    window(Place(image, y0, x0, channel), result)
                     store(result[0], place, channel)
 
-    def _window(
-        self,
-        image: Expr,
-        y0: Expr,
-        x0: Expr,
-        channel: Expr,
-        result: Any,
-        step: Callable[[Expr, Expr, Expr, Expr], Expr],
-    ) -> None:
-        (kh, kw), (dh, dw) = self.window.kernel, self.window.dilations
+    def load(self, at: Place, u: Expr, v: Expr) -> Expr:
+        """16 channels of a tap, which must lie inside the image."""
+        dh, dw = self.window.dilations
+        row = (at.image * self.height + at.row + u * dh) * self.width + at.column + v * dw
+        return self.X[row, ramp(at.channel)]
 
-        def tap(u: Expr, v: Expr) -> None:
-            place = (image * self.height + y0 + u * dh) * self.width + x0 + v * dw
-            steps = T.bind(self.X[place, ramp(channel)])
-            T.buffer_store(result, step(result[0], steps, u * kw + v, channel), [0])
+    def is_inside(self, at: Place, u: Expr, v: Expr) -> Expr:
+        dh, dw = self.window.dilations
+        row, column = T.bind(at.row + u * dh), T.bind(at.column + v * dw)
+        return _all([row >= 0, row < self.height, column >= 0, column < self.width])
+
+    def is_whole(self, at: Place) -> Expr:
+        """Whether all taps lie inside the image."""
+        (kh, kw), (dh, dw) = self.window.kernel, self.window.dilations
+        below, right = at.row + (kh - 1) * dh < self.height, at.column + (kw - 1) * dw < self.width
+        return _all([at.row >= 0, below, at.column >= 0, right])
+
+    def taps_inside(self, at: Place, step: Callable[[Expr, Expr], object]) -> None:
+        """Call `step` with the channels and the number of every tap inside the image."""
+        kh, kw = self.window.kernel
 
         def checked() -> None:
-            with T.grid(kh, kw) as (u, v):
-                row, column = T.bind(y0 + u * dh), T.bind(x0 + v * dw)
-                with T.If(_all([row >= 0, row < self.height, column >= 0, column < self.width])), T.Then():
-                    tap(u, v)
+            with T.grid(kh, kw) as (u, v), when(self.is_inside(at, u, v)):
+                step(T.bind(self.load(at, u, v)), u * kw + v)
 
-        ends = [y0 >= 0, y0 + (kh - 1) * dh < self.height, x0 >= 0, x0 + (kw - 1) * dw < self.width]
         if kh * kw > UNROLLED:
             checked()
             return
-        with T.If(_all(ends)):
+        with T.If(self.is_whole(at)):
             with T.Then():
-                for u in range(kh):
-                    for v in range(kw):
-                        tap(u, v)
+                for u, v in product(range(kh), range(kw)):
+                    step(T.bind(self.load(at, u, v)), u * kw + v)
             with T.Else():
                 checked()
 
