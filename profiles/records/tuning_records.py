@@ -22,6 +22,7 @@ SHIPPED = Path(__file__).parent
 TARGETS = ("amx", "avx512_bf16", "avx512", "avx2", "generic")
 _NEEDS: Mapping[str, str] = {"amx": "amx_bf16", "avx512_bf16": "avx512_bf16", "avx512": "avx512", "avx2": "avx2"}
 _NOT_INHERITED = {("amx", "avx512_bf16")}  # points of dot products say nothing about tiles
+_TILED = ("matmul_int8 ", "conv2d_int8 ")  # workloads that got points of AMX tiles later than others
 
 Positive: TypeAlias = Annotated[int, msgspec.Meta(gt=0)]
 
@@ -81,7 +82,7 @@ class RecordStore:
         self._own = (user_folder() if user is None else user) / f"{self.target}.jsonl"
         inherited = [n for n in TARGETS[TARGETS.index(self.target) :] if (self.target, n) not in _NOT_INHERITED]
         self._shipped = [] if fresh else [_by_workload(shipped / f"{name}.jsonl") for name in inherited]
-        self._user = {} if fresh else _by_workload(self._own)
+        self._user = {} if fresh else _by_workload(self._own, features)
 
     def shipped(self, workload: str) -> tuple[TuningRecord, ...]:
         """The records of a workload that came with the package; such a workload counts as searched."""
@@ -144,10 +145,16 @@ def read_records(path: Path) -> Iterator[TuningRecord]:
         log.warning("%s:%d: the last record is cut short by an interrupted run; skipped", path, len(lines) + 1)
 
 
-def _by_workload(path: Path) -> dict[str, list[TuningRecord]]:
+def _by_workload(path: Path, features: frozenset[str] = frozenset()) -> dict[str, list[TuningRecord]]:
+    """The records of a file that count on a CPU with these features.
+
+    Those of 8-bit products from before there were tiles for them do not where the CPU has such tiles.
+    """
     found: dict[str, list[TuningRecord]] = {}
     for record in read_records(path):
-        found.setdefault(record.workload, []).append(record)
+        before_tiles = "amx_int8" in features and "amx_int8" not in record.features
+        if not (before_tiles and record.workload.startswith(_TILED)):
+            found.setdefault(record.workload, []).append(record)
     return found
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.amx import load_tile, multiply_int8_tiles, release_tiles, store_tile
-from veltair.compiler.codegen.memory import allocate_scratch
+from veltair.compiler.codegen.memory import allocate_scratch, prefetch
 from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.codegen.row_lanes import flatten, flatten_to_rows
 from veltair.compiler.codegen.vectors import LANES, Expr, ramp
@@ -33,6 +33,8 @@ from veltair.compiler.kernels.matmul.amx_tiles import BLOCK, LEFT, RIGHT, TILE, 
 DEPTH = 64  # 8-bit values in a tile row: the products of one step of the reduction
 QUAD = 4  # neighbours of the reduction that lie in one int32
 MOST_COPIED = 1 << 19  # bytes of a task's copied rows: with the weights that they meet they stay in L2
+FETCHED_STEPS = 16  # how far ahead of their first use weights are fetched: they come from memory
+STEP_LINES = 2 * TILE  # of 64 bytes, of the weights of a step
 TALL = (4, 2, 1, 8)  # blocks of rows of a task
 TASKS = 4  # at least, where the layer has so many register blocks: they are shared among cores
 
@@ -208,7 +210,10 @@ class _TileCode:
         stride, each = int(self.left.shape[1]), -(-BLOCK // self.steps)
         # A number of rows and not a branch: the compiler would make two loops of one with a branch.
         unfinished = T.bind(T.if_then_else(nth > 0, BLOCK, 0))
+        fetched = T.bind(T.if_then_else(nth < self.taken, STEP_LINES, 0))
         with T.serial(0, self.steps) as k:
+            with T.serial(0, fetched) as line:
+                prefetch(self.W[block.panel, k + FETCHED_STEPS, 0, line, 0, 0])
             for half, row in enumerate(rows):
                 load_tile(LEFT + half, T.address_of(self.left[row, k * DEPTH]), stride)
             for half in range(2):

@@ -66,6 +66,18 @@ def test_dot_products_and_tiles_do_not_share_records(tmp_path: Path) -> None:
         assert store(tmp_path, features).everything.keys() == {own, "conv2d 1"}
 
 
+def test_own_records_from_before_the_tiles_of_integers_do_not_count_where_there_are_some(tmp_path: Path) -> None:
+    before = AVX512 | {"amx_bf16"}
+    for workload in ("conv2d_int8 1", "matmul_int8 1", "depthwise_int8 1", "conv2d_bf16 1"):
+        store(tmp_path, before).append(record(workload))
+    assert len(store(tmp_path, before).everything) == 4
+    tiles = store(tmp_path, before | {"amx_int8"})
+    assert tiles.everything.keys() == {"depthwise_int8 1", "conv2d_bf16 1"}
+    again = TuningRecord("conv2d_int8 1", 1, {"unit": "amx"}, (5,), 64, 8, ("amx_int8", "avx2"), "a cpu", "0.27")
+    tiles.append(again)
+    assert store(tmp_path, before | {"amx_int8"}).own("conv2d_int8 1") == (again,)
+
+
 def test_all_records_of_a_workload_stand_together(tmp_path: Path) -> None:
     RecordStore(AVX512, user=tmp_path / "shipped").append(record(tile=1))
     RecordStore(frozenset({"avx2"}), user=tmp_path / "shipped").append(record("conv2d 2", tile=2))
