@@ -121,7 +121,7 @@ def _as_onnx_input(value: Any, given: NDArray[Any] | Strings) -> NDArray[Any]:
         array = np.array([text.decode() for text in given.tolist()], object)
     else:
         array = given.astype(TYPES[value.type])
-    return array.reshape(len(given), *value.shape[1:])
+    return array.reshape(-1, *value.shape[1:])
 
 
 def _move(value: NDArray[Any], share: float, rng: np.random.Generator) -> NDArray[Any]:

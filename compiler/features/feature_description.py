@@ -45,7 +45,8 @@ STEPS_OF_KIND = {
 
 
 class Feature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One raw input. Shapes: int (B, width) int64; float (B,), dense (B, width) float32; string, tokens B strings.
+    """One raw input. Shapes: int (B, width) int64; float (B,), dense (B, width) float32; string (B, width), tokens B
+    strings.
 
     >>> Feature(name="history", kind="tokens", truncate=50).most_values
     50
@@ -59,7 +60,7 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     separator: Annotated[str, msgspec.Meta(min_length=1, max_length=1)] = ","
     truncate: Count | None = None  # tokens: those beyond are not read
     max_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = (
-        DEFAULT_TEXT_BYTES  # string, tokens: for each row, on average
+        DEFAULT_TEXT_BYTES  # string, tokens: for all text of a row, on average
     )
 
     @property

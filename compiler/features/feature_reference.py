@@ -32,7 +32,7 @@ from veltair.profiles.artifact.strings import Strings
 
 RawValues = (
     NDArray[Any] | Strings | Sequence[bytes]
-)  # a feature's values: numbers (B, width) or (B,), or one string a row
+)  # a feature's values: numbers (B, width) or (B,), or strings, `width` a row
 NUMBER_PATTERN = re.compile(rb" *[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)? *")
 ASCII_TWINS = (
     ("lower", "\u212a", b"k"),
@@ -55,10 +55,10 @@ def reference_inputs(
     names = {column.table for column in description.columns}
     known = {t.name: t for t in description.tables if t.name in names}
     rows = tables if tables is not None else {n: load_rows(t, description.path) for n, t in known.items()}
-    found = {}
+    by_name, found = {feature.name: feature for feature in description.features}, {}
     for column in description.columns:
         table = rows[column.table] if column.table is not None else None
-        values = {name: v.tolist() if isinstance(v := raw[name], Strings) else v for name in features_read(column)}
+        values = {name: _rows_of(by_name[name], raw[name]) for name in features_read(column)}
         found[column.name] = _compute_column(column, description.feature_of(column), table, values)
     return {
         joined.name: np.concatenate([found[name] for name in joined.columns], 1).astype(
@@ -87,7 +87,7 @@ def reference_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[
             continue
         kind, (first, *letters) = buffers_of(feature)[0], (start * batch for start in layout.starts[feature.name])
         if feature.is_text:
-            ends = [0, *packed["ends"][first : first + batch].tolist()]
+            ends = [0, *packed["ends"][first : first + batch * feature.width].tolist()]
             text = packed["bytes"][letters[0] : letters[0] + feature.max_bytes * batch].tobytes()
             raw[feature.name] = [text[a:b] if 0 <= a <= b <= len(text) else b"" for a, b in pairwise(ends)]
         else:
@@ -144,12 +144,23 @@ def _compute_column(
     return out
 
 
+def _rows_of(feature: Feature, values: RawValues) -> Any:
+    """The values of each row: numbers, a text, or a list of texts."""
+    if not feature.is_text:
+        return values
+    texts = list(values.tolist() if isinstance(values, Strings) else values)
+    width = feature.width
+    return texts if width == 1 else [texts[at : at + width] for at in range(0, len(texts), width)]
+
+
 def present_values(feature: Feature, value: Any) -> list[Any]:
     """The values of one row without those that count as missing, at most `truncate` of them."""
     if feature.kind == "int":
         ids = np.ravel(value).tolist()
         return ids if feature.missing is False else [v for v in ids if v != feature.missing]
-    tokens = value.split(feature.separator.encode()) if feature.kind == "tokens" else [value]
+    if feature.kind == "tokens":
+        value = value.split(feature.separator.encode())
+    tokens = value if isinstance(value, list) else [value]
     return [token for token in tokens if token or feature.empty == "keep"][: feature.truncate]
 
 

@@ -97,9 +97,9 @@ class ClassGraph:
         dims = self._graph.inputs[name].type.tensor_type.shape.dim
         kind = KINDS.get(self._graph.type_of(name))
         use = _FeatureUse(kind or "int", dims[1].dim_value if len(dims) > 1 else 1, {name})
-        wide = use.width > 1 and use.kind != "int"
+        wide = use.width > 1 and use.kind == "float"
         if kind is None or not 1 <= len(dims) <= 2 or dims[0].HasField("dim_value") or use.width < 1 or wide:
-            expected = "[batch] or [batch, 1], with a symbolic batch"
+            expected = "[batch] or [batch, 1]" if wide else "[batch] or [batch, values], with a symbolic batch"
             shape = [dim.dim_param or dim.dim_value for dim in dims]
             use.refused = f"input {name!r} has shape {shape}; expected {expected}"
             return use

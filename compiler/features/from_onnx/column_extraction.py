@@ -77,7 +77,7 @@ def _extract(proto: onnx.ModelProto, path: Path, classes: Mapping[str, ValueClas
     reader.read()
     found = ClassColumns(graph, classes).find([output.name for output in proto.graph.output])
     for column in found:
-        reader.add_classes(column.tensor, column.classes, column.rows, graph.producer[column.tensor])
+        reader.add_classes(column.tensor, column, graph.producer[column.tensor])
     if not reader.columns and not classes:
         if any(i.type.tensor_type.elem_type == TensorProto.STRING for i in proto.graph.input):
             raise ModelError(f"{path}: no column begins at its strings; {WAYS}")
@@ -92,7 +92,7 @@ def _extract(proto: onnx.ModelProto, path: Path, classes: Mapping[str, ValueClas
     ).rewrite()
     read = {name for node in proto.graph.node for name in node.input} | {output.name for output in proto.graph.output}
     for name in [name for name in classes if name in read]:
-        reader.add_classes(name, classes[name], None, None)
+        reader.add_classes(name, classes[name])
         joined = (*joined, ColumnInput(name=name, columns=(name,)))
     _check_taken(proto, path, reader)
     numbers = [tensor for tensor in proto.graph.initializer if tensor.data_type != TensorProto.STRING]

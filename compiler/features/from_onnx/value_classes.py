@@ -40,7 +40,8 @@ class ValueClasses:
         places = {str(key).encode(): place for place, key in enumerate(self.keys)}
         texts = [value if isinstance(value, bytes) else str(value).encode() for value in flat]
         known = {text: places.get(text, len(self.keys) + self.bucket(text, self.buckets)) for text in set(texts)}
-        return np.array([known[text] for text in texts], np.int64).reshape(-1, *np.shape(given)[1:])
+        shape = (self.width,) * (self.width > 1) if isinstance(given, Strings) else np.shape(given)[1:]
+        return np.array([known[text] for text in texts], np.int64).reshape(-1, *shape)
 
     @staticmethod
     def bucket(text: bytes, buckets: int) -> int:

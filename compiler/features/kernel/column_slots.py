@@ -14,9 +14,9 @@ import numpy as np
 _SLOTS = {
     # Where the values of a row of the batch are. Starts count values or bytes of one row: times the batch.
     "source_start": 0,  # start of the feature in its packed buffer; of texts, in "ends" | index_emitter, bucketize
-    "values_per_row": 1,  # of a feature of numbers | index_emitter, row_lookup
+    "values_per_row": 1,  # of a feature, or texts of a part | column_values, index_emitter
     "bytes_start": 23,  # texts: start of the feature in "bytes" | index_emitter
-    "bytes_room": 24,  # texts: bytes that a row has on average | index_emitter
+    "bytes_room": 24,  # texts: bytes that a row has on average, all its texts together | index_emitter
     # Which of them are there.
     "missing_id": 16,  # integers: the id that is absent | index_emitter
     "drops_missing": 17,  # 1: missing ids, or empty texts, are absent | index_emitter

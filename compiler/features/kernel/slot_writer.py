@@ -143,7 +143,7 @@ class SlotWriter:
 
     def _part(self, column: FeatureColumn, part: TextPart, letters: list[bytes]) -> dict[str, int]:
         case = f"{part.case} unicode" if part.case and part.unicode else part.case
-        row = {"letter_case": CASES.index(case)}
+        row = {"letter_case": CASES.index(case), "values_per_row": 1}
         if part.feature is None:
             text = (part.text or "").encode()
             row |= {"part_kind": PART_KINDS.index("constant"), "text_start": sum(map(len, letters))}
