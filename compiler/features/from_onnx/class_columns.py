@@ -149,8 +149,14 @@ class ClassColumns:
             return None
         if few[0].size * classes.count > (MOST_NUMBERS if looked_up else FEW_NUMBERS):
             return None
-        bag = find_bag(classes, lambda drawn: run(drawn, rng), rng)
-        return None if bag is None else ClassColumn(name, bag.classes, bag.rows, few.shape[1:], bag)
+        row_shape = few.shape[1:]
+
+        def compute(drawn: NDArray[np.int64]) -> NDArray[Any] | None:
+            found = run(drawn, rng)
+            return found if found is not None and found.shape == (len(drawn), *row_shape) else None
+
+        bag = find_bag(classes, compute, rng)
+        return None if bag is None else ClassColumn(name, bag.classes, bag.rows, row_shape, bag)
 
     def _runner(
         self, name: str, nodes: Sequence[onnx.NodeProto], chosen: Mapping[str, ValueClasses], main: str
