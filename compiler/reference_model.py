@@ -69,7 +69,7 @@ class ReferenceModel:
                     given[value.name] = _as_onnx_input(value, computed[value.name])
             ranks = {value.name: len(value.shape) for value in self._session.get_inputs()}
             for ids in self._hashed:
-                found = ids.values(raw[ids.feature])
+                found = ids.values_in(raw)
                 if found.ndim != ranks[ids.name]:
                     found = found.reshape((batch, 1)[: ranks[ids.name]])
                 given[ids.name] = found

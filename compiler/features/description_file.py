@@ -157,6 +157,8 @@ def _check_column(column: FeatureColumn, feature: Feature, table: FeatureTable |
         raise ModelError(f"{where}: a {feature.kind} feature goes through {expected}; got {got}")
     if table is not None and step not in INDEX_STEPS:
         raise ModelError(f"{where}: table: {step} reads none")
+    if column.cross and step is not ColumnStep.HASH:
+        raise ModelError(f"{where}: cross: expected hash, the number of buckets")
     if column.guards and step not in INDEX_STEPS:
         raise ModelError(f"{where}: guards: only an index has them")
     if column.empty_row is not None and table is None:
@@ -208,6 +210,9 @@ def _check_combiner(column: FeatureColumn, feature: Feature, where: str) -> None
 
 def _check_parts(column: FeatureColumn, features: Mapping[str, Feature], where: str) -> None:
     own = features[column.feature]
+    for name in (column.feature, *column.cross) if column.cross else ():
+        if name not in features or features[name].kind not in ("int", "string") or features[name].width > 1:
+            raise ModelError(f"{where}: cross: expected int or string features with one value a row, got {name!r}")
     if column.parts and (column.step is not ColumnStep.VOCABULARY or column.oov or not own.is_text):
         raise ModelError(f"{where}: parts: only text with a vocabulary, and no oov buckets, has parts")
     for place, part in enumerate(column.parts):

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from veltair.compiler.features.fingerprint import CROSS_KEY
 from veltair.compiler.features.feature_tables import Count, FeatureTable, Name, Small
 
 Interval = tuple[int, int]  # [low, high)
@@ -29,6 +30,7 @@ class ColumnStep(StrEnum):
     LENGTH = "length"  # how many values a row has
     MASK = "mask"  # 1 for each value, 0 for each that may follow
     COPY = "copy"  # no step: floats are passed on
+    CROSS = "cross"  # inside the kernel: a hash of the values of several features
     PARTS = "parts"  # inside the kernel: a vocabulary that is asked for several texts together
 
 
@@ -114,6 +116,8 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     feature: Name
     name: str = ""  # default: the feature's
     hash: Count | None = None  # buckets
+    cross: tuple[Name, ...] = ()  # hash: other features, whose values are hashed together with the feature's
+    cross_key: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)] = CROSS_KEY
     boundaries: tuple[float, ...] | None = None
     vocabulary: tuple[str | int, ...] | None = None
     vocabulary_file: str | None = None  # one key on each line
@@ -149,7 +153,7 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def features_read(column: FeatureColumn) -> tuple[str, ...]:
     """Names of the features that a column reads, its own first."""
-    return (column.feature, *(part.feature for part in column.parts if part.feature is not None))
+    return (column.feature, *(part.feature for part in column.parts if part.feature is not None), *column.cross)
 
 
 class ColumnInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -25,7 +25,7 @@ from veltair.compiler.features.feature_description import (
 )
 from veltair.compiler.features.feature_layout import FeatureLayout, buffer_of, buffers_of
 from veltair.compiler.features.feature_tables import load_rows
-from veltair.compiler.features.fingerprint import fingerprint64
+from veltair.compiler.features.fingerprint import crossed_fingerprint, fingerprint64
 from veltair.compiler.features.kernel.columns_parameters import ColumnsParameters
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.profiles.artifact.strings import Strings
@@ -189,7 +189,10 @@ def _keep_order(
 
 
 def _join_parts(column: FeatureColumn, values: Mapping[str, Any], row: int, own: Any) -> Any:
-    """The key that a vocabulary is asked for: the value itself, or the concatenation of the parts' texts."""
+    """What leads to the index: the value itself, the concatenation of the parts' texts, or all values of a cross."""
+    if column.cross:
+        others = (values[name][row] for name in column.cross)
+        return (own, *(value if isinstance(value, bytes) else int(np.ravel(value)[0]) for value in others))
     texts = []
     for part in column.parts:
         text = (part.text or "").encode() if part.feature is None else values[part.feature][row]
@@ -212,6 +215,8 @@ def _map_to_index(column: FeatureColumn, words: Mapping[bytes, int], value: Any)
     """The index of a value. The default -1, as in TensorFlow, is in no table: guards see it, the lookup drops it."""
     if column.identity is not None:
         return int(value) if 0 <= value < column.identity else column.default
+    if column.cross:
+        return crossed_fingerprint(column.cross_key, value) % (column.hash or 1)
     text = value if isinstance(value, bytes) else str(value).encode()
     if column.hash is not None:
         return fingerprint64(text) % column.hash

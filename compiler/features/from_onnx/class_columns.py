@@ -87,8 +87,8 @@ class ClassColumns:
                 left += self._graph.producer[name].input
         return [found for name in kept if (found := self._column(name)) is not None]
 
-    def _features(self, name: str) -> set[str]:
-        return {self._inputs[i].feature for i in self._reads.get(name, ()) if i in self._inputs}
+    def _features(self, name: str) -> set[tuple[str, ...]]:
+        return {self._inputs[i].features for i in self._reads.get(name, ()) if i in self._inputs}
 
     def _cuts_before(self, node: onnx.NodeProto, output: str) -> frozenset[str] | None:
         """The tensors that cut a tensor off its features; None where some way to one is not cut."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW, read_boundaries
+from veltair.compiler.features.from_onnx.crosses import take_crosses
 from veltair.compiler.features.from_onnx.hash_buckets import is_hash, read_buckets
 from veltair.compiler.features.from_onnx.label_encoders import ENCODERS, KeyEncoding, read_encoding
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
@@ -63,13 +64,14 @@ class ClassGraph:
 
     def __init__(self, proto: onnx.ModelProto, path: Path) -> None:
         self._proto, self._path = proto, path
+        self.inputs: dict[str, ValueClasses] = take_crosses(proto, OnnxGraphIndex(proto, path))
         self._graph = OnnxGraphIndex(proto, path)
-        self.inputs: dict[str, ValueClasses] = {}
         self.refused: list[str] = []  # why features of text stay as they are
 
     def rewrite(self) -> dict[str, ValueClasses]:
         """Puts classes in the place of each feature that can be. Returns the new inputs (batch, width), int64."""
-        uses = {name: self._uses(name) for name in self._graph.inputs if name not in self._graph.weights}
+        taken = self._graph.weights.keys() | self.inputs.keys()
+        uses = {name: self._uses(name) for name in self._graph.inputs if name not in taken}
         self.refused = [use.refused for use in uses.values() if use.refused and use.kind == "string"]
         chosen = {name: use for name, use in uses.items() if use.is_classed}
         readers = {reader: name for name, use in chosen.items() for reader in use.readers}

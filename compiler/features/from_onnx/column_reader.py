@@ -187,8 +187,11 @@ class ColumnReader:
     ) -> None:
         """A column that gives the classes of a feature's values, or the rows of classes."""
         classes = found if isinstance(found, ValueClasses) else found.classes
-        if not self._know_feature(classes.feature, classes.kind, width=classes.width):
-            raise ModelError(f"{self.graph.path}: input {classes.feature!r} is read whole and split")
+        read = [self._know_feature(classes.feature, classes.kind, width=classes.width)]
+        read += [self._know_feature(name, "int" if kind == "int" else "string") for name, kind in classes.others]
+        if not all(read):
+            names = ", ".join(map(repr, classes.features))
+            raise ModelError(f"{self.graph.path}: input {names} is read whole and split")
         if isinstance(found, ValueClasses):
             self.columns[out] = found.column(out, None)
         elif origin is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.features.feature_description import FeatureColumn
-from veltair.compiler.features.fingerprint import fingerprint64
+from veltair.compiler.features.fingerprint import CROSS_KEY, crossed_fingerprint, fingerprint64
 from veltair.profiles.artifact.strings import Strings
 
 
@@ -27,6 +28,12 @@ class ValueClasses:
     buckets: int = 0  # of all other values, by their fingerprints; 0: they are alike
     edges: tuple[float, ...] = ()  # of a number, whose classes are the intervals between them, NaN in the last
     width: int = 1  # values of a row
+    others: tuple[tuple[str, str], ...] = ()  # of a cross: other features and their kinds, hashed with the feature's
+    cross_key: int = CROSS_KEY
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return (self.feature, *(name for name, _ in self.others))
 
     @property
     def count(self) -> int:
@@ -42,6 +49,13 @@ class ValueClasses:
         known = {text: places.get(text, len(self.keys) + self.bucket(text, self.buckets)) for text in set(texts)}
         shape = (self.width,) * (self.width > 1) if isinstance(given, Strings) else np.shape(given)[1:]
         return np.array([known[text] for text in texts], np.int64).reshape(-1, *shape)
+
+    def of_cross(self, given: Mapping[str, Any]) -> NDArray[np.int64]:
+        """The buckets (batch, 1) of a cross for the values of its features."""
+        each = [list(v.tolist() if isinstance(v := given[name], Strings) else v.reshape(-1)) for name in self.features]
+        rows = [[v if isinstance(v, bytes) else int(v) for v in row] for row in zip(*each, strict=True)]
+        buckets = [crossed_fingerprint(self.cross_key, row) % self.buckets for row in rows]
+        return np.array(buckets, np.int64).reshape(-1, 1)
 
     @staticmethod
     def bucket(text: bytes, buckets: int) -> int:
@@ -61,7 +75,15 @@ class ValueClasses:
                 feature=self.feature, name=name, boundaries=self.edges, default=last, table=table, combiner=combiner
             )
         if not self.keys:
-            return FeatureColumn(feature=self.feature, name=name, hash=self.buckets, table=table, combiner=combiner)
+            return FeatureColumn(
+                feature=self.feature,
+                name=name,
+                hash=self.buckets,
+                cross=self.features[1:],
+                cross_key=self.cross_key,
+                table=table,
+                combiner=combiner,
+            )
         return FeatureColumn(
             feature=self.feature,
             name=name,

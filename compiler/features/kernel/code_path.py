@@ -14,6 +14,7 @@ ROW_STEPS = (
     ColumnStep.VOCABULARY,
     ColumnStep.IDENTITY,
     ColumnStep.PARTS,
+    ColumnStep.CROSS,
 )  # what gives the index of a row
 
 
@@ -66,7 +67,7 @@ class CodePath:
 def code_path(column: FeatureColumn, feature: Feature) -> CodePath:
     """The path of a column. Where a row has one value at most, its combiner does not matter."""
     kind = ValueKind.FLOAT if feature.kind == "dense" else ValueKind(feature.kind)
-    step = ColumnStep.PARTS if column.parts else column.step
+    step = ColumnStep.PARTS if column.parts else ColumnStep.CROSS if column.cross else column.step
     if column.gives_ids:
         return CodePath(kind, step, Combination.IDS)
     if column.combiner == "sequence":

@@ -36,6 +36,9 @@ _SLOTS = {
     "unknown_buckets": 7,  # vocabulary: buckets for unknown keys; 0: they have the default | index_emitter
     "first_part": 16,  # vocabulary of joined texts: the row of the first part in this table | index_emitter
     "part_count": 22,  # | index_emitter
+    "cross_key": 2,  # hash of several features: the fingerprint that it begins with | index_emitter
+    "first_cross": 4,  # the row of the first of these features in this table | index_emitter
+    "cross_count": 5,  # | index_emitter
     # What happens to an index.
     "first_guard": 14,  # in "guards" | index_emitter, row_lookup
     "guard_count": 15,  # | index_emitter, row_lookup
@@ -68,7 +71,7 @@ COLUMN_DTYPE = np.dtype(
 )
 
 COMBINERS = ("sum", "mean", "sqrtn")
-PART_KINDS = ("own", "other", "constant")
+PART_KINDS = ("own", "other", "constant", "integer")
 
 
 def slot_of(field: str) -> int:

@@ -18,7 +18,7 @@ from veltair.compiler.features.kernel.code_path import ValueKind
 from veltair.compiler.features.kernel.column_slots import PART_KINDS
 from veltair.compiler.features.kernel.column_values import ColumnValues
 from veltair.compiler.features.kernel.slot_writer import ABSENT
-from veltair.compiler.features.text_code.fingerprint_code import emit_fingerprint
+from veltair.compiler.features.text_code.fingerprint_code import emit_fingerprint, joined_fingerprint
 from veltair.compiler.features.text_code.integer_digits import DIGITS, LONGEST, emit_digits
 from veltair.compiler.features.text_code.letter_case import append_text
 from veltair.compiler.features.text_code.word_arithmetic import in_register, remainder, u64, u64_constant
@@ -40,7 +40,7 @@ class IndexEmitter(ColumnValues):
         if kind is ValueKind.INT:
             value = in_register(self.task.buffers["ints"][self.place_of(column, row)])
             with when(T.Not(self.is_missing(column, value))):
-                self._index_of_int(column, step, value, out)
+                self._index_of_int(column, step, row, value, out)
         else:
             with self.for_each_text(column, kind, row) as (begin, size):
                 self._index_of_text(column, step, row, begin, size, out)
@@ -64,7 +64,7 @@ class IndexEmitter(ColumnValues):
                 value = in_register(self.task.buffers["ints"][self.place_of(column, row, place)])
                 with when(T.Not(self.is_missing(column, value))):
                     if step is not None:
-                        self._index_of_int(column, step, value, out)
+                        self._index_of_int(column, step, row, value, out)
                         guard()
                     yield
             return
@@ -83,7 +83,10 @@ class IndexEmitter(ColumnValues):
         present = index != broadcast(T.int32(ABSENT), count)
         return T.Select(T.And(outside, present), broadcast(instead, count), index)
 
-    def _index_of_int(self, column: Expr, step: ColumnStep, value: Expr, out: Any) -> None:
+    def _index_of_int(self, column: Expr, step: ColumnStep, row: Expr, value: Expr, out: Any) -> None:
+        if step is ColumnStep.CROSS:
+            self._index_of_cross(column, row, out)
+            return
         if step is ColumnStep.IDENTITY:
             inside = u64(value) < self.slot(column, "id_count", "uint64")
             T.buffer_store(out, T.Select(inside, T.cast(value, "int32"), self.slot(column, "default_index")), [0])
@@ -101,6 +104,9 @@ class IndexEmitter(ColumnValues):
         if step is ColumnStep.PARTS:
             self._index_of_parts(column, row, begin, size, out)
             return
+        if step is ColumnStep.CROSS:
+            self._index_of_cross(column, row, out)
+            return
         letters = self.task.buffers["bytes"]
         if step is ColumnStep.VOCABULARY:
             self._find_word(column, letters, begin, size, out)
@@ -108,6 +114,24 @@ class IndexEmitter(ColumnValues):
         fingerprint = T.alloc_buffer((1,), "uint64", scope="global")
         emit_fingerprint(letters, begin, size, fingerprint)
         self._bucket(column, fingerprint[0], out)
+
+    def _index_of_cross(self, column: Expr, row: Expr, out: Any) -> None:
+        """The bucket of the values of several features: their fingerprints joined, a whole number being its own."""
+        buffers = self.task.buffers
+        joined, fingerprint = (T.alloc_buffer((1,), "uint64", scope="global") for _ in range(2))
+        T.buffer_store(joined, self.slot(column, "cross_key", "uint64"), [0])
+        with T.serial(0, self.slot(column, "cross_count")) as number:
+            part = in_register(self.slot(column, "first_cross") + number)
+            integer = T.bind(self.slot(part, "part_kind") == PART_KINDS.index("integer"))
+            if "ints" in buffers:
+                with when(integer):
+                    T.buffer_store(fingerprint, u64(buffers["ints"][self.place_of(part, row)]), [0])
+            if "bytes" in buffers:
+                with when(T.Not(integer)):
+                    begin, size = self.text(part, row)
+                    emit_fingerprint(buffers["bytes"], begin, size, fingerprint)
+            T.buffer_store(joined, joined_fingerprint(joined[0], fingerprint[0]), [0])
+        self._bucket(column, joined[0], out)
 
     def _index_of_parts(self, column: Expr, row: Expr, begin: Expr, size: Expr, out: Any) -> None:
         """Joins the texts of the parts, no more of them than the longest key has: what is longer is no key."""

@@ -52,7 +52,7 @@ class SlotWriter:
         self._vocabularies = Vocabularies.build({c.name: c.vocabulary for c in ordered if c.vocabulary is not None})
         self._edges: list[NDArray[np.float32]] = []
         self._rows: list[dict[str, int]] = []
-        self._parts: list[tuple[FeatureColumn, TextPart]] = []
+        self._parts: list[tuple[FeatureColumn, TextPart | Feature]] = []  # Feature: of a cross
 
     @property
     def all_edges(self) -> NDArray[np.float32]:
@@ -111,6 +111,11 @@ class SlotWriter:
         row = {"default_index": column.default, "unknown_buckets": column.oov}
         if column.hash is not None:
             row |= {"buckets": column.hash, "reciprocal": _reciprocal(column.hash)}
+            if column.cross:
+                crossed = (column.feature, *column.cross)
+                row |= {"first_cross": self._columns + len(self._parts), "cross_count": len(crossed)}
+                row["cross_key"] = column.cross_key
+                self._parts += [(column, self._features[name]) for name in crossed]
         elif column.identity is not None:
             row |= {"id_count": column.identity, "reciprocal": _reciprocal(column.identity)}
         elif column.boundaries is not None:
@@ -141,7 +146,9 @@ class SlotWriter:
         large = self._store.tables[table.name].nbytes > LARGE_BYTES
         return {"table_start": start, "table_rows": rows, "fill_row": fill, "is_large": large}
 
-    def _part(self, column: FeatureColumn, part: TextPart, letters: list[bytes]) -> dict[str, int]:
+    def _part(self, column: FeatureColumn, part: TextPart | Feature, letters: list[bytes]) -> dict[str, int]:
+        if isinstance(part, Feature):
+            return self._values(part) | {"part_kind": PART_KINDS.index("other" if part.is_text else "integer")}
         case = f"{part.case} unicode" if part.case and part.unicode else part.case
         row = {"letter_case": CASES.index(case), "values_per_row": 1}
         if part.feature is None:
