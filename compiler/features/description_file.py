@@ -157,6 +157,12 @@ def _check_column(column: FeatureColumn, feature: Feature, table: FeatureTable |
         raise ModelError(f"{where}: a {feature.kind} feature goes through {expected}; got {got}")
     if table is not None and step not in INDEX_STEPS:
         raise ModelError(f"{where}: table: {step} reads none")
+    if column.is_keyed and not (column.hash or column.oov):
+        raise ModelError(f"{where}: strong_key, remainder: only hash and oov have buckets")
+    if column.is_keyed and (column.cross or (column.remainder and column.strong_key is not None)):
+        raise ModelError(f"{where}: expected one of cross, strong_key and remainder")
+    if column.remainder and feature.kind != "int":
+        raise ModelError(f"{where}: remainder: expected an int feature, got {feature.kind}")
     if column.cross and step is not ColumnStep.HASH:
         raise ModelError(f"{where}: cross: expected hash, the number of buckets")
     if column.guards and step not in INDEX_STEPS:

@@ -16,6 +16,7 @@ from veltair.compiler.features.fingerprint import CROSS_KEY
 from veltair.compiler.features.feature_tables import Count, FeatureTable, Name, Small
 
 Interval = tuple[int, int]  # [low, high)
+KeyWord = Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]  # TOML has no more bits
 DEFAULT_TEXT_BYTES = 256  # room for a row's text where the description does not say it
 
 
@@ -31,6 +32,8 @@ class ColumnStep(StrEnum):
     MASK = "mask"  # 1 for each value, 0 for each that may follow
     COPY = "copy"  # no step: floats are passed on
     CROSS = "cross"  # inside the kernel: a hash of the values of several features
+    KEYED_HASH = "keyed hash"  # inside the kernel: a hash by SipHash, or by the remainder of a number
+    KEYED_VOCABULARY = "keyed vocabulary"  # inside the kernel: a vocabulary that does so with unknown keys
     PARTS = "parts"  # inside the kernel: a vocabulary that is asked for several texts together
 
 
@@ -117,6 +120,8 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     name: str = ""  # default: the feature's
     hash: Count | None = None  # buckets
     cross: tuple[Name, ...] = ()  # hash: other features, whose values are hashed together with the feature's
+    strong_key: tuple[KeyWord, KeyWord] | None = None  # hash, oov: by SipHash with this key
+    remainder: bool = False  # hash, oov of an int feature: the remainder of the value itself
     cross_key: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)] = CROSS_KEY
     boundaries: tuple[float, ...] | None = None
     vocabulary: tuple[str | int, ...] | None = None
@@ -139,6 +144,11 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def step(self) -> ColumnStep:
         """One of STEPS, or COPY."""
         return next((step for step in STEPS if getattr(self, step) is not None), ColumnStep.COPY)
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether values are hashed by something else than their fingerprints."""
+        return self.remainder or self.strong_key is not None
 
     @property
     def gives_ids(self) -> bool:

@@ -25,7 +25,8 @@ from veltair.compiler.features.feature_description import (
 )
 from veltair.compiler.features.feature_layout import FeatureLayout, buffer_of, buffers_of
 from veltair.compiler.features.feature_tables import load_rows
-from veltair.compiler.features.fingerprint import crossed_fingerprint, fingerprint64
+from veltair.compiler.features.fingerprint import crossed_fingerprint
+from veltair.compiler.features.hashed_values import bucket_of
 from veltair.compiler.features.kernel.columns_parameters import ColumnsParameters
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.profiles.artifact.strings import Strings
@@ -219,10 +220,12 @@ def _map_to_index(column: FeatureColumn, words: Mapping[bytes, int], value: Any)
         return crossed_fingerprint(column.cross_key, value) % (column.hash or 1)
     text = value if isinstance(value, bytes) else str(value).encode()
     if column.hash is not None:
-        return fingerprint64(text) % column.hash
+        return bucket_of(value, column.hash, column.strong_key, remainder=column.remainder)
     if text in words:
         return words[text]
-    return len(words) + fingerprint64(text) % column.oov if column.oov else column.default
+    if not column.oov:
+        return column.default
+    return len(words) + bucket_of(value, column.oov, column.strong_key, remainder=column.remainder)
 
 
 def _combiner_scale(column: FeatureColumn, count: int) -> float:

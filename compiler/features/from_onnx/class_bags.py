@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,14 +51,14 @@ class ClassBag:
         guards = (IndexGuard(remove=(self.absent, count)),) if self.absent else ()
         empty = count if most else None
         if not classes.keys:
-            return FeatureColumn(
-                feature=classes.feature, name=name, hash=classes.buckets, table=table, combiner=self.combiner
-            )
+            return msgspec.structs.replace(classes.column(name, table), combiner=self.combiner)
         return FeatureColumn(
             feature=classes.feature,
             name=name,
             vocabulary=classes.keys,
             oov=classes.buckets,
+            strong_key=classes.strong_key,
+            remainder=classes.remainder,
             default=-1 if classes.buckets or self.drops_others else len(classes.keys),
             guards=guards,
             table=table,

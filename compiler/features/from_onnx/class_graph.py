@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW, read_boundaries
 from veltair.compiler.features.from_onnx.crosses import take_crosses
-from veltair.compiler.features.from_onnx.hash_buckets import is_hash, read_buckets
+from veltair.compiler.features.from_onnx.hash_buckets import Hashing, find_hashing
 from veltair.compiler.features.from_onnx.label_encoders import ENCODERS, KeyEncoding, read_encoding
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
 from veltair.compiler.features.from_onnx.value_classes import ValueClasses
@@ -45,7 +45,7 @@ class _FeatureUse:
     values: set[str] = field(default_factory=set)  # tensors of the feature's values
     readers: set[str] = field(default_factory=set)  # names of the nodes that read one
     keys: dict[str | int, None] = field(default_factory=dict)
-    buckets: set[int] = field(default_factory=set)
+    buckets: set[Hashing] = field(default_factory=set)
     edges: set[float] = field(default_factory=set)
     refused: str = ""  # why the feature stays as it is
 
@@ -142,8 +142,9 @@ class ClassGraph:
             return use.width == 1
         if use.kind == "float":
             return False
-        if is_hash(node):
-            use.buckets.add(read_buckets(node, self._graph))
+        hashing = find_hashing(node, self._graph)
+        if hashing is not None and hashing.remainder <= (use.kind == "int") and node.input[0] == value:
+            use.buckets.add(hashing)
             return True
         if node.op_type in ENCODERS:
             keys = self._encoding(node).keys
@@ -166,8 +167,20 @@ class ClassGraph:
         """The inputs that stand for a feature: one for each number of buckets that its values are hashed to."""
         edges = tuple(sorted(use.edges))
         return [
-            (f"{name}/classes{n or ''}", ValueClasses(name, use.kind, tuple(use.keys), n, edges, use.width))
-            for n in sorted(use.buckets) or [0]
+            (
+                f"{name}/classes{place or ''}",
+                ValueClasses(
+                    name,
+                    use.kind,
+                    tuple(use.keys),
+                    how.buckets,
+                    edges,
+                    use.width,
+                    strong_key=how.strong_key,
+                    remainder=how.remainder,
+                ),
+            )
+            for place, how in enumerate(sorted(use.buckets, key=repr) or [Hashing(0)])
         ]
 
     def _replaced(self, node: onnx.NodeProto, name: str, use: _FeatureUse) -> list[onnx.NodeProto]:
@@ -185,8 +198,8 @@ class ClassGraph:
                 if node.op_type == "Cast":
                     del copy.attribute[:]
                     copy.op_type = "Identity"
-            elif is_hash(node):
-                tensor, classes = next(pair for pair in inputs if pair[1].buckets == read_buckets(node, self._graph))
+            elif (hashing := find_hashing(node, self._graph)) is not None:
+                tensor, classes = inputs[sorted(use.buckets, key=repr).index(hashing)]
                 given = self._behind(node.input[0], tensor.removeprefix(name), use)
                 copy = self._mapped(node, given, classes.hashed() if classes.keys else None)
             elif node.op_type in ENCODERS:

@@ -19,10 +19,6 @@ KINDS = {TensorProto.STRING: "string", TensorProto.INT64: "int", TensorProto.INT
 EXPECTED = "expected inputs of the model with one text or whole number a row, [batch, 1], and a symbolic batch"
 
 
-def has_cross(proto: onnx.ModelProto) -> bool:
-    return any(node.op_type == CROSS for node in proto.graph.node)
-
-
 def take_crosses(proto: onnx.ModelProto, graph: OnnxGraphIndex) -> dict[str, ValueClasses]:
     """Puts an input [batch, 1] of buckets, int64, in the place of each cross. Returns what they stand for.
 

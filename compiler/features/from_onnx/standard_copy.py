@@ -21,7 +21,7 @@ from veltair.compiler.features.fingerprint import fingerprint64
 from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW, read_boundaries
 from veltair.compiler.features.from_onnx.class_graph import ClassGraph
 from veltair.compiler.features.from_onnx.crosses import CROSS
-from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB, find_hashed, is_hash, read_buckets
+from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB, STRONG, find_hashed, is_hash, read_buckets
 from veltair.compiler.features.from_onnx.key_sources import KeySource
 from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
 from veltair.compiler.features.from_onnx.value_classes import ValueClasses
@@ -92,7 +92,7 @@ def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds | Classed
     External data stays outside. Raises ModelError for a hash that is no column's.
     """
     proto = onnx.load(str(path), load_external_data=False)
-    if not any(node.domain == CONTRIB or node.op_type in (TENSORFLOW, CROSS) for node in proto.graph.node):
+    if not any(node.domain == CONTRIB or node.op_type in (TENSORFLOW, CROSS, STRONG) for node in proto.graph.node):
         return None
     name_nodes(proto)
     count_boundaries(proto, path)

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.features.feature_description import FeatureColumn
-from veltair.compiler.features.fingerprint import CROSS_KEY, crossed_fingerprint, fingerprint64
+from veltair.compiler.features.fingerprint import CROSS_KEY, crossed_fingerprint
+from veltair.compiler.features.hashed_values import bucket_of
 from veltair.profiles.artifact.strings import Strings
 
 
@@ -30,6 +31,8 @@ class ValueClasses:
     width: int = 1  # values of a row
     others: tuple[tuple[str, str], ...] = ()  # of a cross: other features and their kinds, hashed with the feature's
     cross_key: int = CROSS_KEY
+    strong_key: tuple[int, int] | None = None  # of SipHash, by which values fall into buckets
+    remainder: bool = False  # whether the buckets are remainders of whole numbers
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -46,7 +49,7 @@ class ValueClasses:
         flat = list(given.tolist() if isinstance(given, Strings) else np.asarray(given, object).reshape(-1))
         places = {str(key).encode(): place for place, key in enumerate(self.keys)}
         texts = [value if isinstance(value, bytes) else str(value).encode() for value in flat]
-        known = {text: places.get(text, len(self.keys) + self.bucket(text, self.buckets)) for text in set(texts)}
+        known = {text: places.get(text, len(self.keys) + self.bucket(text)) for text in set(texts)}
         shape = (self.width,) * (self.width > 1) if isinstance(given, Strings) else np.shape(given)[1:]
         return np.array([known[text] for text in texts], np.int64).reshape(-1, *shape)
 
@@ -57,13 +60,16 @@ class ValueClasses:
         buckets = [crossed_fingerprint(self.cross_key, row) % self.buckets for row in rows]
         return np.array(buckets, np.int64).reshape(-1, 1)
 
-    @staticmethod
-    def bucket(text: bytes, buckets: int) -> int:
-        return fingerprint64(text) % buckets if buckets else 0
+    def bucket(self, text: bytes) -> int:
+        """The bucket of a text, or of a number's digits."""
+        if not self.buckets:
+            return 0
+        value = int(text) if self.remainder else text
+        return bucket_of(value, self.buckets, self.strong_key, remainder=self.remainder)
 
     def hashed(self) -> NDArray[np.int64]:
         """The bucket of each class, where there are buckets."""
-        own = [self.bucket(str(key).encode(), self.buckets) for key in self.keys]
+        own = [self.bucket(str(key).encode()) for key in self.keys]
         return np.array([*own, *range(self.buckets)], np.int64)
 
     def column(self, name: str, table: str | None) -> FeatureColumn:
@@ -81,6 +87,8 @@ class ValueClasses:
                 hash=self.buckets,
                 cross=self.features[1:],
                 cross_key=self.cross_key,
+                strong_key=self.strong_key,
+                remainder=self.remainder,
                 table=table,
                 combiner=combiner,
             )
@@ -89,7 +97,9 @@ class ValueClasses:
             name=name,
             vocabulary=self.keys,
             oov=self.buckets,
-            default=len(self.keys),
+            default=-1 if self.buckets else len(self.keys),
+            strong_key=self.strong_key,
+            remainder=self.remainder,
             table=table,
             combiner=combiner,
         )

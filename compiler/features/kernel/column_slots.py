@@ -39,6 +39,8 @@ _SLOTS = {
     "cross_key": 2,  # hash of several features: the fingerprint that it begins with | index_emitter
     "first_cross": 4,  # the row of the first of these features in this table | index_emitter
     "cross_count": 5,  # | index_emitter
+    "hash_row": 4,  # hash by a key or a remainder: the row of this table that says how | index_emitter
+    "unknown_row": 22,  # vocabulary: the same for unknown keys | index_emitter
     # What happens to an index.
     "first_guard": 14,  # in "guards" | index_emitter, row_lookup
     "guard_count": 15,  # | index_emitter, row_lookup
@@ -53,6 +55,10 @@ _SLOTS = {
     "combiner": 20,  # place in COMBINERS | row_sums
     "is_large": 21,  # 1: rows are worth a prefetch | row_lookup, row_sums
     "output_start": 12,  # first number in a row of the output | all that store
+    # Rows that say how values are hashed have these. | index_emitter
+    "by_remainder": 2,  # 1: a whole number by its remainder; 0: by SipHash
+    "first_word": 3,  # of SipHash's key
+    "second_word": 4,
     # Rows of parts have these, and of a feature "source_start", "bytes_start" and "bytes_room", too.
     "part_kind": 6,  # place in PART_KINDS | index_emitter
     "text_start": 2,  # constants: first byte in "letters" | index_emitter

@@ -51,7 +51,7 @@ class ColumnValues:
         feature's own bytes is read.
         """
         ends, batch = self.task.buffers["ends"], self.task.batch
-        place = in_register(row * self.slot(column, "values_per_row") + value)
+        place = in_register(row * T.max(self.slot(column, "values_per_row"), 1) + value)  # a part has no width
         at = in_register(self.slot(column, "source_start") * batch + place)
         begin = in_register(T.Select(place > 0, ends[T.max(at - 1, 0)], T.int32(0)))
         end = in_register(ends[at])
