@@ -64,7 +64,7 @@ class AnyLookupTableFind:
 
 @tf_op("OneHot")
 class OneHotOfIndices:
-    """One-hots; an index below 0 becomes one that is too large, which has none in ONNX, too."""
+    """One-hots, of float32 until they are cast; an index below 0 becomes one that is too large, which has none."""
 
     @classmethod
     def version_13(cls, ctx: Any, node: Any, **more: Any) -> None:
@@ -76,6 +76,15 @@ class OneHotOfIndices:
             below = ctx.make_node("Less", [node.input[0], zero]).output[0]
             kept = ctx.make_node("Where", [below, far, node.input[0]]).output[0]
             ctx.replace_input(node, node.input[0], kept, 0)
+        made = ctx.get_dtype(node.input[2])
+        if made != TensorProto.FLOAT:  # which tf2onnx makes by a look-up in a unit matrix: it fails beyond its rows
+            for place in (2, 3):
+                value = ctx.make_node("Cast", [node.input[place]], attr={"to": TensorProto.FLOAT}).output[0]
+                ctx.replace_input(node, node.input[place], value, place)
+            cast = ctx.insert_new_node_on_output("Cast", node.output[0], name=make_name(node.name), to=made)
+            ctx.set_dtype(cast.output[0], made)
+            ctx.copy_shape(node.output[0], cast.output[0])
+            ctx.set_dtype(node.output[0], TensorProto.FLOAT)
         OneHot.any_version_after9(13, ctx, node, **more)
 
 
