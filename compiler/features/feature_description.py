@@ -16,7 +16,7 @@ from veltair.compiler.features.fingerprint import CROSS_KEY
 from veltair.compiler.features.feature_tables import Count, FeatureTable, Name, Small
 
 Interval = tuple[int, int]  # [low, high)
-KeyWord = Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]  # TOML has no more bits
+KeyWord = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # TOML has no more bits
 DEFAULT_TEXT_BYTES = 256  # room for a row's text where the description does not say it
 
 
@@ -122,7 +122,7 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cross: tuple[Name, ...] = ()  # hash: other features, whose values are hashed together with the feature's
     strong_key: tuple[KeyWord, KeyWord] | None = None  # hash, oov: by SipHash with this key
     remainder: bool = False  # hash, oov of an int feature: the remainder of the value itself
-    cross_key: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)] = CROSS_KEY
+    cross_key: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = CROSS_KEY
     boundaries: tuple[float, ...] | None = None
     vocabulary: tuple[str | int, ...] | None = None
     vocabulary_file: str | None = None  # one key on each line
