@@ -228,9 +228,9 @@ def _check_parts(column: FeatureColumn, features: Mapping[str, Feature], where: 
         kind = features[part.feature].kind if part.feature is not None and part.feature in features else None
         if part.feature is not None and kind != "string" and part.feature != own.name:
             raise ModelError(f"{key}: feature: expected a string, or tokens of the column's own, got {part.feature!r}")
-        if part.feature in features and kind == "string" and features[part.feature].width > 1:
-            raise ModelError(f"{key}: feature: expected one text a row, {part.feature!r} has width "
-                f"{features[part.feature].width}")
+        width = features[part.feature].width if part.feature is not None and kind == "string" else 1
+        if width > 1:
+            raise ModelError(f"{key}: feature: expected one text a row, {part.feature!r} has width {width}")
         if own.kind == "tokens" and part.feature not in (None, own.name):
             raise ModelError(f"{key}: feature: tokens are joined with the same text each, not with {part.feature!r}")
     if column.parts and column.feature not in [part.feature for part in column.parts]:

@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from veltair.compiler.features.fingerprint import CROSS_KEY
 from veltair.compiler.features.feature_tables import Count, FeatureTable, Name, Small
+from veltair.compiler.features.fingerprint import CROSS_KEY
 
 Interval = tuple[int, int]  # [low, high)
 KeyWord = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # TOML has no more bits

@@ -64,8 +64,8 @@ class InputSlot:
         value.checked(name, count)
         if value.size > self.text.size:
             raise TooLargeError(
-                f"input {name!r}: {value.size} bytes of text in {len(self.values)} rows; at most {self.port.max_bytes} a row, on "
-                f"average, are taken: {self.text.size}"
+                f"input {name!r}: {value.size} bytes of text in {len(self.values)} rows; at most "
+                f"{self.port.max_bytes} a row, on average, are taken: {self.text.size}"
             )
         self.values[...] = value.offsets[1:].reshape(self.values.shape)
         self.text[: value.size] = value.data[: value.size]

@@ -34,7 +34,8 @@ class ClassBag:
     """Rows of classes, combined. The first `absent` keys of `classes` do not count, nor does any other value than a
     key where `drops_others`.
 
-    >>> ClassBag(ValueClasses("tags", "string", ("", "a"), width=3), "mean", np.ones((3, 4), np.float32), absent=1).absent
+    >>> classes = ValueClasses("tags", "string", ("", "a"), width=3)
+    >>> ClassBag(classes, "mean", np.ones((3, 4), np.float32), absent=1).absent
     1
     """
 
@@ -73,7 +74,7 @@ def find_bag(classes: ValueClasses, compute: Compute, rng: np.random.Generator) 
     if whole is None:
         return None
     counts, combiner = _which_count(classes, compute, whole)
-    if counts is None or not counts[len(classes.keys) :].all() and classes.buckets:
+    if counts is None or (classes.buckets and not counts[len(classes.keys) :].all()):
         return None
     factor = {"mean": 1.0, "sum": 1 / classes.width, "sqrtn": classes.width**-0.5}[combiner]
     rows = whole * factor

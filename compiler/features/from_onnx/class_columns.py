@@ -169,7 +169,9 @@ class ClassColumns:
         weights = {n: self._graph.weights[n] for node in nodes for n in node.input if n in self._graph.weights}
         large = {n: self._graph.constant(n) for n, w in weights.items() if w.ByteSize() > HELD_BYTES or w.external_data}
         ranks = {i: len(self._graph.inputs[i].type.tensor_type.shape.dim) for i in chosen}
-        inputs = [helper.make_tensor_value_info(i, TensorProto.INT64, ["batch", chosen[i].width][: ranks[i]]) for i in chosen]
+        inputs = [
+            helper.make_tensor_value_info(i, TensorProto.INT64, ["batch", chosen[i].width][: ranks[i]]) for i in chosen
+        ]
         inputs += [helper.make_tensor_value_info(n, weights[n].data_type, weights[n].dims) for n in large]
         small = [weight for n, weight in weights.items() if n not in large]
         outputs = [helper.make_value_info(name, onnx.TypeProto())]

@@ -182,9 +182,7 @@ class ColumnReader:
             parts=source.parts,
         )
 
-    def add_classes(
-        self, out: str, found: ValueClasses | ClassColumn, origin: onnx.NodeProto | None = None
-    ) -> None:
+    def add_classes(self, out: str, found: ValueClasses | ClassColumn, origin: onnx.NodeProto | None = None) -> None:
         """A column that gives the classes of a feature's values, or the rows of classes."""
         classes = found if isinstance(found, ValueClasses) else found.classes
         read = [self._know_feature(classes.feature, classes.kind, width=classes.width)]

@@ -41,7 +41,9 @@ def find_hashing(node: onnx.NodeProto, graph: OnnxGraphIndex) -> Hashing | None:
     if node.op_type == STRONG:
         buckets, key = int(attribute(node, "num_buckets", 0)), tuple(map(int, attribute(node, "key", [])))
         if len(key) != 2 or min(key) < 0 or not 1 <= buckets < 1 << 31:
-            raise graph.error(node, f"{buckets} buckets and a key {list(key)}; expected two numbers that are not below 0")
+            raise graph.error(
+                node, f"{buckets} buckets and a key {list(key)}; expected two numbers that are not below 0"
+            )
         return Hashing(buckets, (key[0], key[1]))
     if node.op_type == "Mod" and not attribute(node, "fmod", 0):
         divisor = graph.constant(node.input[1])

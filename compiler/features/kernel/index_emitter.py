@@ -104,8 +104,9 @@ class IndexEmitter(ColumnValues):
         if step is ColumnStep.HASH:
             self._bucket(column, fingerprint[0], out)
         else:
-            same = lambda entry: T.bool(True)
-            self._find_key(column, fingerprint[0], value, same, out, keyed if step is not ColumnStep.VOCABULARY else None)
+            self._find_key(
+                column, fingerprint[0], value, _always, out, keyed if step is not ColumnStep.VOCABULARY else None
+            )
 
     def _index_of_text(self, column: Expr, step: ColumnStep, row: Expr, begin: Expr, size: Expr, out: Any) -> None:
         if step is ColumnStep.PARTS:
@@ -224,8 +225,8 @@ class IndexEmitter(ColumnValues):
         """A key's place in its vocabulary, else a bucket behind the vocabulary, else the default.
 
         The vocabulary is a table with open addresses (`Vocabularies`): probing starts at the slot that the fingerprint
-        says and ends at a slot that is empty. `same` decides whether an entry with an equal key is the one. `keyed` emits
-        what the bucket of an unknown key is the remainder of; default: the fingerprint.
+        says and ends at a slot that is empty. `same` decides whether an entry with an equal key is the one. `keyed`
+        emits what the bucket of an unknown key is the remainder of; default: the fingerprint.
         """
         slots, keys = self.task.buffers["slots"], self.task.buffers["keys"]
         first, mask = self.slot(column, "first_slot"), self.slot(column, "slot_count") - 1
@@ -253,3 +254,8 @@ class IndexEmitter(ColumnValues):
                         T.buffer_store(out, place, [0])
                         T.buffer_store(probe, T.int32(0), [1])
                     T.buffer_store(probe, T.bitwise_and(probe[0] + 1, mask), [0])
+
+
+def _always(entry: Expr) -> Expr:
+    """An entry with an equal number is the one: numbers are compared whole."""
+    return T.bool(True)

@@ -144,7 +144,7 @@ class _PlacedTexts(IndexEmitter):
     """Reads texts by Arrow's offsets, which need not begin at 0."""
 
     def text(self, column: Expr, row: Expr, value: Expr | int = 0) -> tuple[Expr, Expr]:
-        """Begin and size of a row's text, or of one of its texts, in "bytes"; empty where offsets fall or pass the end."""
+        """Begin and size of one of a row's texts in "bytes"; empty where offsets fall or pass the end."""
         offsets, room = self.task.buffers["offsets"], self.task.buffers["bytes"].shape[0]
         # A feature of several texts a row is alone in its part, so that its offsets begin the operand.
         place = row * self.slot(column, "values_per_row") + value

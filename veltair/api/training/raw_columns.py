@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,8 +74,10 @@ def _texts(value: Any, feature: Feature, where: str) -> Strings:
         if value.dtype.kind not in "OSU" or value.shape not in shapes:
             raise DataError(f"{where}: expected {many} a row, got {value.dtype} {list(value.shape)}")
         members = value.reshape(-1).tolist()
+    elif not isinstance(value, Iterable):
+        raise DataError(f"{where}: expected {many} a row, got {type(value).__name__}")
     elif width == 1:
-        members = value
+        members = list(value)
     else:
         for row, texts in enumerate(value):
             if not isinstance(texts, list | tuple | np.ndarray) or len(texts) != width:
