@@ -147,7 +147,7 @@ class _PlacedTexts(IndexEmitter):
         """Begin and size of one of a row's texts in "bytes"; empty where offsets fall or pass the end."""
         offsets, room = self.task.buffers["offsets"], self.task.buffers["bytes"].shape[0]
         # A feature of several texts a row is alone in its part, so that its offsets begin the operand.
-        place = row * self.slot(column, "values_per_row") + value
+        place = row * T.max(self.slot(column, "values_per_row"), 1) + value  # a part has no width
         at = in_register(self.slot(column, "source_start") * (self.task.batch + 1) + place)
         begin, end = in_register(offsets[at]), in_register(offsets[at + 1])
         first, last, most = (T.cast(value, "uint32") for value in (begin, end, room))
