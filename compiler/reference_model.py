@@ -69,7 +69,7 @@ class ReferenceModel:
                     given[value.name] = _as_onnx_input(value, computed[value.name])
             ranks = {value.name: len(value.shape) for value in self._session.get_inputs()}
             for ids in self._hashed:
-                found = ids.values(raw[ids.feature])
+                found = ids.values_in(raw)
                 if found.ndim != ranks[ids.name]:
                     found = found.reshape((batch, 1)[: ranks[ids.name]])
                 given[ids.name] = found
@@ -121,7 +121,7 @@ def _as_onnx_input(value: Any, given: NDArray[Any] | Strings) -> NDArray[Any]:
         array = np.array([text.decode() for text in given.tolist()], object)
     else:
         array = given.astype(TYPES[value.type])
-    return array.reshape(len(given), *value.shape[1:])
+    return array.reshape(-1, *value.shape[1:])
 
 
 def _move(value: NDArray[Any], share: float, rng: np.random.Generator) -> NDArray[Any]:

@@ -125,7 +125,7 @@ def _check_unique(names: Iterable[str], key: str, path: Path) -> None:
 
 def _check_feature(feature: Feature, path: Path) -> None:
     where = f"{path}: feature {feature.name!r}"
-    if feature.width > 1 and feature.kind not in ("int", "dense"):
+    if feature.width > 1 and feature.kind not in ("int", "dense", "string"):
         raise ModelError(f"{where}: width: a {feature.kind} feature has one value a row")
     if feature.truncate is not None and feature.kind != "tokens":
         raise ModelError(f"{where}: truncate: only tokens are cut off")
@@ -157,6 +157,14 @@ def _check_column(column: FeatureColumn, feature: Feature, table: FeatureTable |
         raise ModelError(f"{where}: a {feature.kind} feature goes through {expected}; got {got}")
     if table is not None and step not in INDEX_STEPS:
         raise ModelError(f"{where}: table: {step} reads none")
+    if column.is_keyed and not (column.hash or column.oov):
+        raise ModelError(f"{where}: strong_key, remainder: only hash and oov have buckets")
+    if column.is_keyed and (column.cross or (column.remainder and column.strong_key is not None)):
+        raise ModelError(f"{where}: expected one of cross, strong_key and remainder")
+    if column.remainder and feature.kind != "int":
+        raise ModelError(f"{where}: remainder: expected an int feature, got {feature.kind}")
+    if column.cross and step is not ColumnStep.HASH:
+        raise ModelError(f"{where}: cross: expected hash, the number of buckets")
     if column.guards and step not in INDEX_STEPS:
         raise ModelError(f"{where}: guards: only an index has them")
     if column.empty_row is not None and table is None:
@@ -208,6 +216,9 @@ def _check_combiner(column: FeatureColumn, feature: Feature, where: str) -> None
 
 def _check_parts(column: FeatureColumn, features: Mapping[str, Feature], where: str) -> None:
     own = features[column.feature]
+    for name in (column.feature, *column.cross) if column.cross else ():
+        if name not in features or features[name].kind not in ("int", "string") or features[name].width > 1:
+            raise ModelError(f"{where}: cross: expected int or string features with one value a row, got {name!r}")
     if column.parts and (column.step is not ColumnStep.VOCABULARY or column.oov or not own.is_text):
         raise ModelError(f"{where}: parts: only text with a vocabulary, and no oov buckets, has parts")
     for place, part in enumerate(column.parts):
@@ -217,6 +228,9 @@ def _check_parts(column: FeatureColumn, features: Mapping[str, Feature], where: 
         kind = features[part.feature].kind if part.feature is not None and part.feature in features else None
         if part.feature is not None and kind != "string" and part.feature != own.name:
             raise ModelError(f"{key}: feature: expected a string, or tokens of the column's own, got {part.feature!r}")
+        width = features[part.feature].width if part.feature is not None and kind == "string" else 1
+        if width > 1:
+            raise ModelError(f"{key}: feature: expected one text a row, {part.feature!r} has width {width}")
         if own.kind == "tokens" and part.feature not in (None, own.name):
             raise ModelError(f"{key}: feature: tokens are joined with the same text each, not with {part.feature!r}")
     if column.parts and column.feature not in [part.feature for part in column.parts]:

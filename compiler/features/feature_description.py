@@ -13,8 +13,10 @@ from typing import Annotated, Literal
 import msgspec
 
 from veltair.compiler.features.feature_tables import Count, FeatureTable, Name, Small
+from veltair.compiler.features.fingerprint import CROSS_KEY
 
 Interval = tuple[int, int]  # [low, high)
+KeyWord = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # TOML has no more bits
 DEFAULT_TEXT_BYTES = 256  # room for a row's text where the description does not say it
 
 
@@ -29,6 +31,9 @@ class ColumnStep(StrEnum):
     LENGTH = "length"  # how many values a row has
     MASK = "mask"  # 1 for each value, 0 for each that may follow
     COPY = "copy"  # no step: floats are passed on
+    CROSS = "cross"  # inside the kernel: a hash of the values of several features
+    KEYED_HASH = "keyed hash"  # inside the kernel: a hash by SipHash, or by the remainder of a number
+    KEYED_VOCABULARY = "keyed vocabulary"  # inside the kernel: a vocabulary that does so with unknown keys
     PARTS = "parts"  # inside the kernel: a vocabulary that is asked for several texts together
 
 
@@ -45,7 +50,8 @@ STEPS_OF_KIND = {
 
 
 class Feature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One raw input. Shapes: int (B, width) int64; float (B,), dense (B, width) float32; string, tokens B strings.
+    """One raw input. Shapes: int (B, width) int64; float (B,), dense (B, width) float32; string (B, width), tokens B
+    strings.
 
     >>> Feature(name="history", kind="tokens", truncate=50).most_values
     50
@@ -59,7 +65,7 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     separator: Annotated[str, msgspec.Meta(min_length=1, max_length=1)] = ","
     truncate: Count | None = None  # tokens: those beyond are not read
     max_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = (
-        DEFAULT_TEXT_BYTES  # string, tokens: for each row, on average
+        DEFAULT_TEXT_BYTES  # string, tokens: for all text of a row, on average
     )
 
     @property
@@ -113,6 +119,10 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     feature: Name
     name: str = ""  # default: the feature's
     hash: Count | None = None  # buckets
+    cross: tuple[Name, ...] = ()  # hash: other features, whose values are hashed together with the feature's
+    strong_key: tuple[KeyWord, KeyWord] | None = None  # hash, oov: by SipHash with this key
+    remainder: bool = False  # hash, oov of an int feature: the remainder of the value itself
+    cross_key: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = CROSS_KEY
     boundaries: tuple[float, ...] | None = None
     vocabulary: tuple[str | int, ...] | None = None
     vocabulary_file: str | None = None  # one key on each line
@@ -136,6 +146,11 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return next((step for step in STEPS if getattr(self, step) is not None), ColumnStep.COPY)
 
     @property
+    def is_keyed(self) -> bool:
+        """Whether values are hashed by something else than their fingerprints."""
+        return self.remainder or self.strong_key is not None
+
+    @property
     def gives_ids(self) -> bool:
         """Whether the column gives ids, for a model that has the tables itself."""
         return self.table is None and self.step in INDEX_STEPS
@@ -148,7 +163,7 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def features_read(column: FeatureColumn) -> tuple[str, ...]:
     """Names of the features that a column reads, its own first."""
-    return (column.feature, *(part.feature for part in column.parts if part.feature is not None))
+    return (column.feature, *(part.feature for part in column.parts if part.feature is not None), *column.cross)
 
 
 class ColumnInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

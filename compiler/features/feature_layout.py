@@ -31,7 +31,7 @@ class FeatureLayout:
         features = tuple(feature for feature in description.features if feature.name in read)
         starts, widths = {}, dict.fromkeys(BUFFER_DTYPES, 0)
         for feature in features:
-            buffers, sizes = buffers_of(feature), (1, feature.max_bytes) if feature.is_text else (feature.width,)
+            buffers, sizes = buffers_of(feature), (feature.width, *[feature.max_bytes] * feature.is_text)
             starts[feature.name] = tuple(widths[buffer] for buffer in buffers)
             for buffer, size in zip(buffers, sizes, strict=True):
                 widths[buffer] += size
@@ -63,7 +63,12 @@ class FeatureLayout:
             return Port(feature.name, BUFFER_DTYPES[buffers[0]], (-1, feature.width), locations=locations)
         separator = feature.separator if feature.kind == "tokens" else ""
         return Port(
-            feature.name, "string", (-1, 1), locations=locations, max_bytes=feature.max_bytes, separator=separator
+            feature.name,
+            "string",
+            (-1, feature.width),
+            locations=locations,
+            max_bytes=feature.max_bytes,
+            separator=separator,
         )
 
 

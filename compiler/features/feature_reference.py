@@ -25,14 +25,15 @@ from veltair.compiler.features.feature_description import (
 )
 from veltair.compiler.features.feature_layout import FeatureLayout, buffer_of, buffers_of
 from veltair.compiler.features.feature_tables import load_rows
-from veltair.compiler.features.fingerprint import fingerprint64
+from veltair.compiler.features.fingerprint import crossed_fingerprint
+from veltair.compiler.features.hashed_values import bucket_of
 from veltair.compiler.features.kernel.columns_parameters import ColumnsParameters
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.profiles.artifact.strings import Strings
 
 RawValues = (
     NDArray[Any] | Strings | Sequence[bytes]
-)  # a feature's values: numbers (B, width) or (B,), or one string a row
+)  # a feature's values: numbers (B, width) or (B,), or strings, `width` a row
 NUMBER_PATTERN = re.compile(rb" *[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)? *")
 ASCII_TWINS = (
     ("lower", "\u212a", b"k"),
@@ -55,10 +56,10 @@ def reference_inputs(
     names = {column.table for column in description.columns}
     known = {t.name: t for t in description.tables if t.name in names}
     rows = tables if tables is not None else {n: load_rows(t, description.path) for n, t in known.items()}
-    found = {}
+    by_name, found = {feature.name: feature for feature in description.features}, {}
     for column in description.columns:
         table = rows[column.table] if column.table is not None else None
-        values = {name: v.tolist() if isinstance(v := raw[name], Strings) else v for name in features_read(column)}
+        values = {name: _rows_of(by_name[name], raw[name]) for name in features_read(column)}
         found[column.name] = _compute_column(column, description.feature_of(column), table, values)
     return {
         joined.name: np.concatenate([found[name] for name in joined.columns], 1).astype(
@@ -87,7 +88,7 @@ def reference_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[
             continue
         kind, (first, *letters) = buffers_of(feature)[0], (start * batch for start in layout.starts[feature.name])
         if feature.is_text:
-            ends = [0, *packed["ends"][first : first + batch].tolist()]
+            ends = [0, *packed["ends"][first : first + batch * feature.width].tolist()]
             text = packed["bytes"][letters[0] : letters[0] + feature.max_bytes * batch].tobytes()
             raw[feature.name] = [text[a:b] if 0 <= a <= b <= len(text) else b"" for a, b in pairwise(ends)]
         else:
@@ -144,12 +145,23 @@ def _compute_column(
     return out
 
 
+def _rows_of(feature: Feature, values: RawValues) -> Any:
+    """The values of each row: numbers, a text, or a list of texts."""
+    if not feature.is_text:
+        return values
+    texts = list(values.tolist() if isinstance(values, Strings) else values)
+    width = feature.width
+    return texts if width == 1 else [texts[at : at + width] for at in range(0, len(texts), width)]
+
+
 def present_values(feature: Feature, value: Any) -> list[Any]:
     """The values of one row without those that count as missing, at most `truncate` of them."""
     if feature.kind == "int":
         ids = np.ravel(value).tolist()
         return ids if feature.missing is False else [v for v in ids if v != feature.missing]
-    tokens = value.split(feature.separator.encode()) if feature.kind == "tokens" else [value]
+    if feature.kind == "tokens":
+        value = value.split(feature.separator.encode())
+    tokens = value if isinstance(value, list) else [value]
     return [token for token in tokens if token or feature.empty == "keep"][: feature.truncate]
 
 
@@ -178,7 +190,10 @@ def _keep_order(
 
 
 def _join_parts(column: FeatureColumn, values: Mapping[str, Any], row: int, own: Any) -> Any:
-    """The key that a vocabulary is asked for: the value itself, or the concatenation of the parts' texts."""
+    """What leads to the index: the value itself, the concatenation of the parts' texts, or all values of a cross."""
+    if column.cross:
+        others = (values[name][row] for name in column.cross)
+        return (own, *(value if isinstance(value, bytes) else int(np.ravel(value)[0]) for value in others))
     texts = []
     for part in column.parts:
         text = (part.text or "").encode() if part.feature is None else values[part.feature][row]
@@ -201,12 +216,16 @@ def _map_to_index(column: FeatureColumn, words: Mapping[bytes, int], value: Any)
     """The index of a value. The default -1, as in TensorFlow, is in no table: guards see it, the lookup drops it."""
     if column.identity is not None:
         return int(value) if 0 <= value < column.identity else column.default
+    if column.cross:
+        return crossed_fingerprint(column.cross_key, value) % (column.hash or 1)
     text = value if isinstance(value, bytes) else str(value).encode()
     if column.hash is not None:
-        return fingerprint64(text) % column.hash
+        return bucket_of(value, column.hash, column.strong_key, remainder=column.remainder)
     if text in words:
         return words[text]
-    return len(words) + fingerprint64(text) % column.oov if column.oov else column.default
+    if not column.oov:
+        return column.default
+    return len(words) + bucket_of(value, column.oov, column.strong_key, remainder=column.remainder)
 
 
 def _combiner_scale(column: FeatureColumn, count: int) -> float:

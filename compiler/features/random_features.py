@@ -96,8 +96,8 @@ def _draw_floats(
 def _draw_texts(feature: Feature, readers: Sequence[FeatureColumn], batch: int, rng: np.random.Generator) -> Strings:
     words = _draw_words(feature, readers, rng)
     if feature.kind == "string":
-        picked = rng.integers(len(words), size=batch)
-        return Strings.from_values([words[i][: feature.max_bytes] for i in picked.tolist()])
+        picked, most = rng.integers(len(words), size=batch * feature.width), feature.max_bytes // feature.width
+        return Strings.from_values([words[i][:most] for i in picked.tolist()])
     most = max(feature.max_bytes // WORD_BYTES, 1)
     counts = rng.integers(1, min(most, 2 * (feature.truncate or most)) + 1, batch)
     if feature.empty == "drop":

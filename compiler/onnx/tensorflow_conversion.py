@@ -2,9 +2,10 @@
 
     python tensorflow_conversion.py --saved-model FOLDER --output MODEL.onnx …
 
-Options are tf2onnx's. Three of its conversions are replaced: tables of whole numbers or to real ones, which it
+Options are tf2onnx's. Four of its conversions are replaced: tables of whole numbers or to real ones, which it
 refuses, become label encoders; one-hots of negative indices are zeros, as TensorFlow has them, where ONNX counts from
-the end; and a sparse tensor may have no value.
+the end; a sparse tensor may have no value; and the remainder of whole numbers has the divisor's sign. So is what it
+assumes of shapes: operands of a selection may differ in theirs, and a look-up in a table has that of its keys.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Any
 
 import numpy as np
 from onnx import TensorProto
-from tf2onnx import convert
+from tf2onnx import convert, shape_inference
 from tf2onnx.custom_opsets.onnx_ml import LookupTableFind
 from tf2onnx.handler import tf_op
+from tf2onnx.onnx_opset.math import FloorMod
 from tf2onnx.onnx_opset.tensor import OneHot, SparseReshape
 from tf2onnx.utils import make_name
 
@@ -62,7 +64,7 @@ class AnyLookupTableFind:
 
 @tf_op("OneHot")
 class OneHotOfIndices:
-    """One-hots; an index below 0 becomes one that is too large, which has none in ONNX, too."""
+    """One-hots, of float32 until they are cast; an index below 0 becomes one that is too large, which has none."""
 
     @classmethod
     def version_13(cls, ctx: Any, node: Any, **more: Any) -> None:
@@ -74,6 +76,15 @@ class OneHotOfIndices:
             below = ctx.make_node("Less", [node.input[0], zero]).output[0]
             kept = ctx.make_node("Where", [below, far, node.input[0]]).output[0]
             ctx.replace_input(node, node.input[0], kept, 0)
+        made = ctx.get_dtype(node.input[2])
+        if made != TensorProto.FLOAT:  # which tf2onnx makes by a look-up in a unit matrix: it fails beyond its rows
+            for place in (2, 3):
+                value = ctx.make_node("Cast", [node.input[place]], attr={"to": TensorProto.FLOAT}).output[0]
+                ctx.replace_input(node, node.input[place], value, place)
+            cast = ctx.insert_new_node_on_output("Cast", node.output[0], name=make_name(node.name), to=made)
+            ctx.set_dtype(cast.output[0], made)
+            ctx.copy_shape(node.output[0], cast.output[0])
+            ctx.set_dtype(node.output[0], TensorProto.FLOAT)
         OneHot.any_version_after9(13, ctx, node, **more)
 
 
@@ -105,6 +116,40 @@ class SparseReshapeOfAny:
     def version_13(cls, ctx: Any, node: Any, **more: Any) -> None:
         SparseReshape.any_version(13, WithoutMatMul(ctx), node, **more)
 
+
+@tf_op("FloorMod")
+class FloorModOfIntegers:
+    """The remainder; of whole numbers by ONNX's operator, where tf2onnx rounds the quotient to zero."""
+
+    @classmethod
+    def version_10(cls, ctx: Any, node: Any, **more: Any) -> None:
+        if ctx.get_dtype(node.input[0]) in (TensorProto.INT64, TensorProto.INT32):
+            node.type = "Mod"
+        else:
+            FloorMod.version_7(ctx, node, **more)
+
+
+def infer_shape(op: Any) -> bool:
+    """Whether a shape of a TensorFlow operator was found that was not known. tf2onnx asks for it until none is."""
+    shape_of = shape_inference.get_tf_tensor_shape
+    if op.type == "LookupTableFindV2":
+        if shape_of(op.inputs[1]) is None or shape_of(op.outputs[0]) is not None:
+            return False
+        op.outputs[0].set_shape(op.inputs[1].shape)
+        return True
+    if op.type == "SelectV2":  # its operands are broadcast
+        before = shape_of(op.outputs[0])
+        shape_inference.infer_shape_for_op(op)
+        known = [shape_of(given) for given in op.inputs]
+        if before is None and shape_of(op.outputs[0]) is None and None not in known:
+            widest = max(known, key=len)
+            op.outputs[0].set_shape([None] * len(widest))
+        return before is None and shape_of(op.outputs[0]) is not None
+    return bool(infer_other_shape(op))
+
+
+infer_other_shape = shape_inference.infer_shape_for_op_legacy
+shape_inference.infer_shape_for_op_legacy = infer_shape
 
 if __name__ == "__main__":
     convert.main()

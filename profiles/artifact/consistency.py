@@ -67,8 +67,8 @@ def _packed_buffers(m: Manifest) -> Iterator[str]:
         if not p.locations and p.dtype != "string":
             continue
         text = p.dtype == "string"
-        sizes = (1, p.max_bytes) if text else p.shape[1:]
-        if p.shape[:1] != (-1,) or len(p.shape) != 2 or (text and p.shape[1] != 1) or min(sizes) < 1:
+        sizes = (*p.shape[1:], p.max_bytes) if text else p.shape[1:]
+        if p.shape[:1] != (-1,) or len(p.shape) != 2 or min(sizes) < 1:
             yield f"input {p.name} has shape {list(p.shape)} and {p.max_bytes} bytes; no packed buffer holds that"
             return
         wanted = ("int32", "uint8") if text else (p.dtype,)

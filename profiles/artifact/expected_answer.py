@@ -180,7 +180,7 @@ def _normal(raw: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def _draw_texts(port: Port, count: int, bits: np.random.PCG64) -> Strings:
-    most = max(min(port.max_bytes, MOST_TEXT_BYTES), 1)
+    most = max(min(port.max_bytes // port.shape[1], MOST_TEXT_BYTES), 1)
     texts = []
     for _ in range(count):
         number = int(bits.random_raw())

@@ -4,8 +4,8 @@ One kernel reads all raw features, so the features of one type are packed side b
 feature. For a feature that begins at `start`, a packed buffer holds from `start * batch` on
 
     int64, float32   its values, (batch, width)
-    int32            where each of its texts ends among its own bytes
-    uint8            its texts, in space for `max_bytes * batch` bytes
+    int32            where each of its texts ends among its own bytes, (batch, width)
+    uint8            its texts, row after row, in space for `max_bytes * batch` bytes
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ class InputSlot:
         value.checked(name, count)
         if value.size > self.text.size:
             raise TooLargeError(
-                f"input {name!r}: {value.size} bytes of text in {count} rows; at most {self.port.max_bytes} a row, on "
-                f"average, are taken: {self.text.size}"
+                f"input {name!r}: {value.size} bytes of text in {len(self.values)} rows; at most "
+                f"{self.port.max_bytes} a row, on average, are taken: {self.text.size}"
             )
-        self.values[...] = value.offsets[1:]
+        self.values[...] = value.offsets[1:].reshape(self.values.shape)
         self.text[: value.size] = value.data[: value.size]
 
     def strings(self) -> Strings:
         """The strings that were put in, without a copy of their bytes."""
         assert self.text is not None
-        return Strings(self.text, np.concatenate([[0], self.values]).astype(np.int32))
+        return Strings(self.text, np.concatenate([[0], self.values.reshape(-1)]).astype(np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class InputLayout:
             for name, slot in found.items():
                 text, source = into[name].text, slot.text
                 assert text is not None and source is not None
-                size, begin = min(max(int(slot.values[-1]), 0), source.size), used[name]
+                size, begin = min(max(int(slot.values[-1, -1]), 0), source.size), used[name]
                 text[begin : begin + size] = source[:size]
                 into[name].values[row : row + count] += np.int32(begin)
                 used[name] += size
@@ -181,8 +181,8 @@ def _own_slot(port: Port, array: NDArray[Any], batch: int) -> InputSlot:
 
 
 def _packed_slot(port: Port, packed: Arrays, batch: int) -> InputSlot:
-    sizes = [(batch,), (port.max_bytes * batch,)] if len(port.locations) == 2 else [(batch, port.shape[1])]
-    located = zip(port.locations, sizes, strict=True)
+    sizes = ((batch, port.shape[1]), (port.max_bytes * batch,))
+    located = zip(port.locations, sizes, strict=False)
     return InputSlot(port, *[_section(packed[at.buffer], at.start * batch, size) for at, size in located])
 
 

@@ -41,7 +41,7 @@ class _Column(NamedTuple):
 
 
 def read_record_batch(data: memoryview) -> list[NamedTensor]:
-    """The columns of a record batch as inputs: numbers (rows, width), and texts (rows, 1) as `Strings`.
+    """The columns of a record batch as inputs: numbers and texts (rows, width), the latter as `Strings`.
 
     Raises RequestError for what is no such stream, for nulls, compressed and dictionary-encoded columns, and for
     buffers that are not where they are said to be. Offsets of texts are checked by whoever takes the strings.
@@ -99,17 +99,22 @@ def _columns(metadata: bytes) -> tuple[_Column, ...]:
             kind = value.number(2, "<B")
         if field.table(4) is not None or value.table(4) is not None:
             raise RequestError(f"column {quoted(name)} is dictionary-encoded; expected its values")
-        dtype = TEXTS.get(kind, "") if not nested else ""
+        dtype = TEXTS.get(kind, "")
         is_text = bool(dtype)
         dtype = dtype or _number_type(kind, value.table(3))
         if not dtype:
             raise RequestError(
-                f"column {quoted(name)}: expected whole numbers, floats, texts, or fixed-size lists of numbers"
+                f"column {quoted(name)}: expected whole numbers, floats, texts, or fixed-size lists of them"
             )
         datatype = "BYTES" if is_text else datatype_name(dtype)
         found.append(_Column(name, dtype, is_text, width, datatype, np.dtype(dtype).itemsize, node, buffer))
-        node, buffer = node + 1 + nested, buffer + (3 if is_text or nested else 2)
+        node, buffer = node + 1 + nested, buffer + _buffers_of(found[-1])
     return tuple(found)
+
+
+def _buffers_of(column: _Column) -> int:
+    """Buffers of a column: which values are there, offsets of texts, values; of a list, which rows are there."""
+    return (column.width > 0) + (3 if column.is_text else 2)
 
 
 def _number_type(kind: int, details: FlatTable | None) -> str:
@@ -129,7 +134,7 @@ def _tensors(columns: tuple[_Column, ...], batch: FlatTable | None, body: memory
     rows, nodes, buffers = batch.number(0, "<q"), batch.pairs(1), batch.pairs(2)
     last = columns[-1] if columns else None
     nested = last is not None and last.width > 0
-    most = (last.node + 1 + nested, last.buffer + (3 if last.is_text or nested else 2)) if last else (0, 0)
+    most = (last.node + 1 + nested, last.buffer + _buffers_of(last)) if last else (0, 0)
     if (len(nodes), len(buffers)) != most or rows < 0:
         raise RequestError(f"{len(nodes)} nodes and {len(buffers)} buffers; its columns have {most[0]} and {most[1]}")
     begins, sizes = buffers[:, 0], buffers[:, 1]
@@ -147,19 +152,22 @@ def _tensor(column: _Column, rows: int, count: int, spans: list[list[int]], body
     name, dtype, is_text, width, datatype, item_bytes, _, first = column
     if count != rows:
         raise RequestError(f"column {quoted(name)} has {count} rows, the record batch {rows}")
-    begin, size = spans[first + (2 if width else 1)]
+    place = first + (2 if width else 1)
+    begin, size = spans[place]
     width = width or 1
-    needed = (rows + 1 if is_text else rows * width) * item_bytes
+    needed = (rows * width + 1 if is_text else rows * width) * item_bytes
     if size < needed:
         raise RequestError(f"column {quoted(name)}: a buffer of {size} bytes; {needed} are needed")
     values = body[begin : begin + needed]
     if is_text:
         offsets = np.frombuffer(values, dtype)
-        start, length = spans[first + 2]
+        start, length = spans[place + 1]
         data = np.frombuffer(body[start : start + length], np.uint8)
+        if 0 < (skipped := int(offsets[0])) <= length:  # a slice of a longer column
+            data, offsets = data[skipped:], offsets - offsets.dtype.type(skipped)
         if dtype == "int64":
             if len(offsets) and (int(offsets.max()) > MOST_BYTES or int(offsets.min()) < 0):
                 raise RequestError(f"column {quoted(name)}: offsets beyond {MOST_BYTES} bytes")
             offsets = offsets.astype(np.int32)
-        return NamedTensor(name, datatype, (rows, 1), Strings(data, offsets))
+        return NamedTensor(name, datatype, (rows, width), Strings(data, offsets))
     return NamedTensor(name, datatype, (rows, width), values)

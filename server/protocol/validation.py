@@ -210,7 +210,7 @@ def batch_size(ports: Sequence[Port], inputs: Mapping[str, Tensor]) -> int:
     for port in ports:
         value = inputs.get(port.name)
         if port.shape[:1] == (-1,) and value is not None:
-            return len(value) if isinstance(value, Strings) else value.shape[0] if value.shape else 1
+            return len(value) // port.shape[1] if isinstance(value, Strings) else value.shape[0] if value.shape else 1
     return 1
 
 

@@ -18,6 +18,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from veltair.compiler.features.from_onnx.class_bags import ClassBag, find_bag
 from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
 from veltair.compiler.features.from_onnx.safety_steps import nodes_needed
 from veltair.compiler.features.from_onnx.value_classes import ValueClasses
@@ -46,6 +47,7 @@ class ClassColumn:
     classes: ValueClasses
     rows: NDArray[np.float32]  # (classes, numbers)
     row_shape: tuple[int, ...]
+    bag: ClassBag | None = None  # of a feature of several values a row: how their rows are combined
 
 
 class ClassColumns:
@@ -85,8 +87,8 @@ class ClassColumns:
                 left += self._graph.producer[name].input
         return [found for name in kept if (found := self._column(name)) is not None]
 
-    def _features(self, name: str) -> set[str]:
-        return {self._inputs[i].feature for i in self._reads.get(name, ()) if i in self._inputs}
+    def _features(self, name: str) -> set[tuple[str, ...]]:
+        return {self._inputs[i].features for i in self._reads.get(name, ()) if i in self._inputs}
 
     def _cuts_before(self, node: onnx.NodeProto, output: str) -> frozenset[str] | None:
         """The tensors that cut a tensor off its features; None where some way to one is not cut."""
@@ -115,13 +117,13 @@ class ClassColumns:
         """The tensor as a column, if its rows are those of its classes."""
         chosen = {i: self._inputs[i] for i in sorted(self._reads[name])}
         main, classes = max(chosen.items(), key=lambda pair: pair[1].count)
-        if classes.width > 1:
-            return None
         nodes = nodes_needed(self._graph.nodes, {name})
         run = self._runner(name, nodes, chosen, main)
         if run is None:
             return None
         rng = np.random.default_rng(0)
+        if classes.width > 1:
+            return self._bag(name, classes, run, rng, any(node.op_type == "Gather" for node in nodes))
         sample = np.unique(np.concatenate([rng.integers(0, classes.count, 64), np.arange(len(classes.keys))[:64]]))
         few = run(sample, rng)
         if few is None or few.dtype != np.float32 or few.ndim < 1 or len(few) != len(sample) or not few.size:
@@ -138,6 +140,24 @@ class ClassColumns:
             return None
         return ClassColumn(name, classes, np.ascontiguousarray(rows.reshape(classes.count, -1)), rows.shape[1:])
 
+    def _bag(
+        self, name: str, classes: ValueClasses, run: Run, rng: np.random.Generator, looked_up: bool
+    ) -> ClassColumn | None:
+        """The tensor as sums or means of rows, one for each value of a row of the batch."""
+        few = run(rng.integers(0, classes.count, (2, classes.width)), rng)
+        if few is None or few.dtype != np.float32 or few.ndim < 1 or len(few) != 2 or not few.size:
+            return None
+        if few[0].size * classes.count > (MOST_NUMBERS if looked_up else FEW_NUMBERS):
+            return None
+        row_shape = few.shape[1:]
+
+        def compute(drawn: NDArray[np.int64]) -> NDArray[Any] | None:
+            found = run(drawn, rng)
+            return found if found is not None and found.shape == (len(drawn), *row_shape) else None
+
+        bag = find_bag(classes, compute, rng)
+        return None if bag is None else ClassColumn(name, bag.classes, bag.rows, row_shape, bag)
+
     def _runner(
         self, name: str, nodes: Sequence[onnx.NodeProto], chosen: Mapping[str, ValueClasses], main: str
     ) -> Run | None:
@@ -149,7 +169,9 @@ class ClassColumns:
         weights = {n: self._graph.weights[n] for node in nodes for n in node.input if n in self._graph.weights}
         large = {n: self._graph.constant(n) for n, w in weights.items() if w.ByteSize() > HELD_BYTES or w.external_data}
         ranks = {i: len(self._graph.inputs[i].type.tensor_type.shape.dim) for i in chosen}
-        inputs = [helper.make_tensor_value_info(i, TensorProto.INT64, ["batch", 1][: ranks[i]]) for i in chosen]
+        inputs = [
+            helper.make_tensor_value_info(i, TensorProto.INT64, ["batch", chosen[i].width][: ranks[i]]) for i in chosen
+        ]
         inputs += [helper.make_tensor_value_info(n, weights[n].data_type, weights[n].dims) for n in large]
         small = [weight for n, weight in weights.items() if n not in large]
         outputs = [helper.make_value_info(name, onnx.TypeProto())]
@@ -169,8 +191,8 @@ class ClassColumns:
             for i, own in chosen.items():
                 value, keys = classes, len(own.keys)
                 if i != main:  # values that are no keys are in any bucket
-                    value = np.where(classes < keys, classes, rng.integers(keys, own.count, len(classes)))
-                feeds[i] = value.reshape(-1, 1) if ranks[i] == 2 else value
+                    value = np.where(classes < keys, classes, rng.integers(keys, own.count, classes.shape))
+                feeds[i] = value.reshape(len(value), -1) if ranks[i] == 2 else value
             try:
                 return np.asarray(session.run(None, feeds)[0])
             except Exception:  # ONNX Runtime raises its own types; what it cannot run is no column

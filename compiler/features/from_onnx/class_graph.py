@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW, read_boundaries
-from veltair.compiler.features.from_onnx.hash_buckets import is_hash, read_buckets
+from veltair.compiler.features.from_onnx.crosses import take_crosses
+from veltair.compiler.features.from_onnx.hash_buckets import Hashing, find_hashing
 from veltair.compiler.features.from_onnx.label_encoders import ENCODERS, KeyEncoding, read_encoding
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
 from veltair.compiler.features.from_onnx.value_classes import ValueClasses
@@ -44,7 +45,7 @@ class _FeatureUse:
     values: set[str] = field(default_factory=set)  # tensors of the feature's values
     readers: set[str] = field(default_factory=set)  # names of the nodes that read one
     keys: dict[str | int, None] = field(default_factory=dict)
-    buckets: set[int] = field(default_factory=set)
+    buckets: set[Hashing] = field(default_factory=set)
     edges: set[float] = field(default_factory=set)
     refused: str = ""  # why the feature stays as it is
 
@@ -63,13 +64,14 @@ class ClassGraph:
 
     def __init__(self, proto: onnx.ModelProto, path: Path) -> None:
         self._proto, self._path = proto, path
+        self.inputs: dict[str, ValueClasses] = take_crosses(proto, OnnxGraphIndex(proto, path))
         self._graph = OnnxGraphIndex(proto, path)
-        self.inputs: dict[str, ValueClasses] = {}
         self.refused: list[str] = []  # why features of text stay as they are
 
     def rewrite(self) -> dict[str, ValueClasses]:
         """Puts classes in the place of each feature that can be. Returns the new inputs (batch, width), int64."""
-        uses = {name: self._uses(name) for name in self._graph.inputs if name not in self._graph.weights}
+        taken = self._graph.weights.keys() | self.inputs.keys()
+        uses = {name: self._uses(name) for name in self._graph.inputs if name not in taken}
         self.refused = [use.refused for use in uses.values() if use.refused and use.kind == "string"]
         chosen = {name: use for name, use in uses.items() if use.is_classed}
         readers = {reader: name for name, use in chosen.items() for reader in use.readers}
@@ -97,9 +99,9 @@ class ClassGraph:
         dims = self._graph.inputs[name].type.tensor_type.shape.dim
         kind = KINDS.get(self._graph.type_of(name))
         use = _FeatureUse(kind or "int", dims[1].dim_value if len(dims) > 1 else 1, {name})
-        wide = use.width > 1 and use.kind != "int"
+        wide = use.width > 1 and use.kind == "float"
         if kind is None or not 1 <= len(dims) <= 2 or dims[0].HasField("dim_value") or use.width < 1 or wide:
-            expected = "[batch] or [batch, 1], with a symbolic batch"
+            expected = "[batch] or [batch, 1]" if wide else "[batch] or [batch, values], with a symbolic batch"
             shape = [dim.dim_param or dim.dim_value for dim in dims]
             use.refused = f"input {name!r} has shape {shape}; expected {expected}"
             return use
@@ -140,8 +142,9 @@ class ClassGraph:
             return use.width == 1
         if use.kind == "float":
             return False
-        if is_hash(node):
-            use.buckets.add(read_buckets(node, self._graph))
+        hashing = find_hashing(node, self._graph)
+        if hashing is not None and hashing.remainder <= (use.kind == "int") and node.input[0] == value:
+            use.buckets.add(hashing)
             return True
         if node.op_type in ENCODERS:
             keys = self._encoding(node).keys
@@ -164,8 +167,20 @@ class ClassGraph:
         """The inputs that stand for a feature: one for each number of buckets that its values are hashed to."""
         edges = tuple(sorted(use.edges))
         return [
-            (f"{name}/classes{n or ''}", ValueClasses(name, use.kind, tuple(use.keys), n, edges, use.width))
-            for n in sorted(use.buckets) or [0]
+            (
+                f"{name}/classes{place or ''}",
+                ValueClasses(
+                    name,
+                    use.kind,
+                    tuple(use.keys),
+                    how.buckets,
+                    edges,
+                    use.width,
+                    strong_key=how.strong_key,
+                    remainder=how.remainder,
+                ),
+            )
+            for place, how in enumerate(sorted(use.buckets, key=repr) or [Hashing(0)])
         ]
 
     def _replaced(self, node: onnx.NodeProto, name: str, use: _FeatureUse) -> list[onnx.NodeProto]:
@@ -183,8 +198,8 @@ class ClassGraph:
                 if node.op_type == "Cast":
                     del copy.attribute[:]
                     copy.op_type = "Identity"
-            elif is_hash(node):
-                tensor, classes = next(pair for pair in inputs if pair[1].buckets == read_buckets(node, self._graph))
+            elif (hashing := find_hashing(node, self._graph)) is not None:
+                tensor, classes = inputs[sorted(use.buckets, key=repr).index(hashing)]
                 given = self._behind(node.input[0], tensor.removeprefix(name), use)
                 copy = self._mapped(node, given, classes.hashed() if classes.keys else None)
             elif node.op_type in ENCODERS:

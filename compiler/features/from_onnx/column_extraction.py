@@ -17,8 +17,9 @@ from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW, fi
 from veltair.compiler.features.from_onnx.class_columns import ClassColumns
 from veltair.compiler.features.from_onnx.class_graph import ClassGraph
 from veltair.compiler.features.from_onnx.column_reader import TEXTUAL, WAYS, ColumnReader
+from veltair.compiler.features.from_onnx.crosses import CROSS
 from veltair.compiler.features.from_onnx.graph_rewriter import ColumnTensor, GraphRewriter
-from veltair.compiler.features.from_onnx.hash_buckets import is_hash
+from veltair.compiler.features.from_onnx.hash_buckets import STRONG, is_hash
 from veltair.compiler.features.from_onnx.id_operators import NUMERIC
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
 from veltair.compiler.features.from_onnx.safety_steps import drop_proved_steps
@@ -48,6 +49,7 @@ def extract_columns(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | No
     Raises ModelError that names the node which cannot be taken.
     """
     foreign = any(node.op_type in TEXTUAL or node.op_type == TENSORFLOW for node in proto.graph.node)
+    foreign |= any(node.op_type in (CROSS, STRONG) for node in proto.graph.node)
     foreign |= any(i.type.tensor_type.elem_type == TensorProto.STRING for i in proto.graph.input)
     if not foreign and not find_bucketize(OnnxGraphIndex(proto, path), NUMERIC):
         return None
@@ -77,7 +79,7 @@ def _extract(proto: onnx.ModelProto, path: Path, classes: Mapping[str, ValueClas
     reader.read()
     found = ClassColumns(graph, classes).find([output.name for output in proto.graph.output])
     for column in found:
-        reader.add_classes(column.tensor, column.classes, column.rows, graph.producer[column.tensor])
+        reader.add_classes(column.tensor, column, graph.producer[column.tensor])
     if not reader.columns and not classes:
         if any(i.type.tensor_type.elem_type == TensorProto.STRING for i in proto.graph.input):
             raise ModelError(f"{path}: no column begins at its strings; {WAYS}")
@@ -92,7 +94,7 @@ def _extract(proto: onnx.ModelProto, path: Path, classes: Mapping[str, ValueClas
     ).rewrite()
     read = {name for node in proto.graph.node for name in node.input} | {output.name for output in proto.graph.output}
     for name in [name for name in classes if name in read]:
-        reader.add_classes(name, classes[name], None, None)
+        reader.add_classes(name, classes[name])
         joined = (*joined, ColumnInput(name=name, columns=(name,)))
     _check_taken(proto, path, reader)
     numbers = [tensor for tensor in proto.graph.initializer if tensor.data_type != TensorProto.STRING]
@@ -107,6 +109,6 @@ def _extract(proto: onnx.ModelProto, path: Path, classes: Mapping[str, ValueClas
 def _check_taken(proto: onnx.ModelProto, path: Path, reader: ColumnReader) -> None:
     """Raises ModelError for a node that reads text, or a feature, beside the columns."""
     for node in proto.graph.node:
-        foreign = node.op_type in TEXTUAL or node.op_type == TENSORFLOW or is_hash(node)
+        foreign = node.op_type in (*TEXTUAL, TENSORFLOW, CROSS, STRONG) or is_hash(node)
         if foreign or any(name in reader.features for name in node.input):
             raise ModelError(f"{path}: node {node.name!r}: operator {node.op_type} reads what no column does; {WAYS}")

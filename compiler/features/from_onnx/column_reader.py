@@ -18,6 +18,7 @@ from onnx import TensorProto
 from veltair.compiler.features.feature_description import DEFAULT_TEXT_BYTES, Feature, FeatureColumn
 from veltair.compiler.features.fingerprint import fingerprint64
 from veltair.compiler.features.from_onnx.bucketize_pattern import BucketizePattern, find_bucketize
+from veltair.compiler.features.from_onnx.class_columns import ClassColumn
 from veltair.compiler.features.from_onnx.hash_buckets import HASHES, MOST_BUCKETS, find_hashed, is_hash, read_buckets
 from veltair.compiler.features.from_onnx.id_operators import NUMERIC, apply_operators, find_encoder
 from veltair.compiler.features.from_onnx.identify_columns import LOOKUPS, gathered_tables, identify_columns
@@ -29,6 +30,7 @@ from veltair.compiler.onnx.node_attributes import attribute
 from veltair.errors import ModelError
 
 TEXTUAL = (*ENCODERS, *HASHES, "StringSplit", "StringNormalizer", "StringConcat", "RegexFullMatch")
+MOST_TEXT_BYTES = 1 << 24  # of a row
 WAYS = (
     "text goes through StringConcat, StringNormalizer, StringSplit, LabelEncoder, CategoryMapper or "
     "StringToHashBucketFast to a Gather of a constant table, or is cast"
@@ -180,24 +182,29 @@ class ColumnReader:
             parts=source.parts,
         )
 
-    def add_classes(
-        self, out: str, classes: ValueClasses, rows: NDArray[np.float32] | None, origin: onnx.NodeProto | None
-    ) -> None:
-        """A column that gives the classes of a feature's values, or, where there are rows, theirs."""
-        if not self._know_feature(classes.feature, classes.kind, width=classes.width):
-            raise ModelError(f"{self.graph.path}: input {classes.feature!r} is read whole and split")
-        self.columns[out] = classes.column(out, None if rows is None else out)
-        if rows is not None and origin is not None:
-            self.tables[out], self.origin[out] = rows, origin
+    def add_classes(self, out: str, found: ValueClasses | ClassColumn, origin: onnx.NodeProto | None = None) -> None:
+        """A column that gives the classes of a feature's values, or the rows of classes."""
+        classes = found if isinstance(found, ValueClasses) else found.classes
+        read = [self._know_feature(classes.feature, classes.kind, width=classes.width)]
+        read += [self._know_feature(name, "int" if kind == "int" else "string") for name, kind in classes.others]
+        if not all(read):
+            names = ", ".join(map(repr, classes.features))
+            raise ModelError(f"{self.graph.path}: input {names} is read whole and split")
+        if isinstance(found, ValueClasses):
+            self.columns[out] = found.column(out, None)
+        elif origin is not None:
+            self.columns[out] = (found.bag or found.classes).column(out, out)
+            self.tables[out], self.origin[out] = found.rows, origin
 
     def _know_feature(
         self, name: str, kind: Literal["int", "float", "string", "tokens"], *, width: int = 1, separator: str = ","
     ) -> bool:
         """Note that the graph reads this feature. Returns whether all that was noted of it before agrees."""
-        if not self._room.isdecimal() or not 1 <= int(self._room) <= 1 << 24:
+        if not self._room.isdecimal() or not 1 <= int(self._room) <= MOST_TEXT_BYTES:
             raise ModelError(
-                f"{self.graph.path}: metadata veltair.max_bytes is {self._room!r}; expected 1 to {1 << 24}"
+                f"{self.graph.path}: metadata veltair.max_bytes is {self._room!r}; expected 1 to {MOST_TEXT_BYTES}"
             )
+        room = int(self._room) * (width if kind == "string" else 1)
         feature = Feature(
             name=name,
             kind=kind,
@@ -205,7 +212,7 @@ class ColumnReader:
             empty="keep",
             width=width,
             separator=separator,
-            max_bytes=int(self._room),
+            max_bytes=min(room, MOST_TEXT_BYTES),
         )
         return self.features.setdefault(name, feature) == feature
 

@@ -6,6 +6,8 @@ texts and the number of buckets, as a constant.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import onnx
 from onnx import TensorProto
 
@@ -14,9 +16,41 @@ from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGrap
 from veltair.compiler.onnx.node_attributes import attribute
 
 CONTRIB = "ai.onnx.contrib"
+STRONG = "StringToHashBucketStrong"  # TensorFlow's operator, which tf2onnx leaves as it is
 HASHES = ("StringToHashBucketFast",)
 MOST_BUCKETS = 1 << 24  # behind which operators are carried out on all ids
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
+
+
+class Hashing(NamedTuple):
+    """How values are hashed: to how many buckets, and how.
+
+    >>> Hashing(3).strong_key is None
+    True
+    """
+
+    buckets: int
+    strong_key: tuple[int, int] | None = None  # of SipHash; None: by fingerprints
+    remainder: bool = False  # a whole number by its remainder
+
+
+def find_hashing(node: onnx.NodeProto, graph: OnnxGraphIndex) -> Hashing | None:
+    """How a node hashes its first input; None for a node that does not. Raises ModelError for wrong attributes."""
+    if is_hash(node):
+        return Hashing(read_buckets(node, graph))
+    if node.op_type == STRONG:
+        buckets, key = int(attribute(node, "num_buckets", 0)), tuple(map(int, attribute(node, "key", [])))
+        if len(key) != 2 or min(key) < 0 or not 1 <= buckets < 1 << 31:
+            raise graph.error(
+                node, f"{buckets} buckets and a key {list(key)}; expected two numbers that are not below 0"
+            )
+        return Hashing(buckets, (key[0], key[1]))
+    if node.op_type == "Mod" and not attribute(node, "fmod", 0):
+        divisor = graph.constant(node.input[1])
+        if divisor is not None and divisor.size == 1 and divisor.dtype.kind in "iu":
+            buckets = int(divisor.reshape(-1)[0])
+            return Hashing(buckets, remainder=True) if 1 <= buckets < 1 << 31 else None
+    return None
 
 
 def is_hash(node: onnx.NodeProto) -> bool:

@@ -7,6 +7,7 @@ reference computes both from the features.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 from veltair.compiler.features.fingerprint import fingerprint64
 from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW, read_boundaries
 from veltair.compiler.features.from_onnx.class_graph import ClassGraph
-from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB, find_hashed, is_hash, read_buckets
+from veltair.compiler.features.from_onnx.crosses import CROSS
+from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB, STRONG, find_hashed, is_hash, read_buckets
 from veltair.compiler.features.from_onnx.key_sources import KeySource
 from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
 from veltair.compiler.features.from_onnx.value_classes import ValueClasses
@@ -44,6 +46,10 @@ class HashedIds:
     def feature(self) -> str:
         return self.source.name
 
+    def values_in(self, raw: Mapping[str, Any]) -> NDArray[np.int64]:
+        """The buckets, from the values of all features."""
+        return self.values(raw[self.feature])
+
     def values(self, given: Strings | NDArray[Any]) -> NDArray[np.int64]:
         """The buckets of a feature's values, in the shape of its input; tokens in one more dimension, padded."""
         if isinstance(given, Strings):
@@ -63,7 +69,8 @@ class HashedIds:
 class ClassedValues:
     """An input that stands for a feature: the classes of its values (`class_graph`).
 
-    >>> ClassedValues("city/classes", ValueClasses("city", "string", buckets=3)).values(Strings.from_values([b"2.x"]))
+    >>> classed = ClassedValues("city/classes", ValueClasses("city", "string", buckets=3))
+    >>> classed.values_in({"city": Strings.from_values([b"2.x"])})
     array([2])
     """
 
@@ -74,8 +81,9 @@ class ClassedValues:
     def feature(self) -> str:
         return self.classes.feature
 
-    def values(self, given: Strings | NDArray[Any]) -> NDArray[np.int64]:
-        return self.classes.of(given)
+    def values_in(self, raw: Mapping[str, Any]) -> NDArray[np.int64]:
+        """The classes, from the values of all features."""
+        return self.classes.of_cross(raw) if self.classes.others else self.classes.of(raw[self.feature])
 
 
 def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds | ClassedValues]] | None:
@@ -84,7 +92,7 @@ def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds | Classed
     External data stays outside. Raises ModelError for a hash that is no column's.
     """
     proto = onnx.load(str(path), load_external_data=False)
-    if not any(node.domain == CONTRIB or node.op_type == TENSORFLOW for node in proto.graph.node):
+    if not any(node.domain == CONTRIB or node.op_type in (TENSORFLOW, CROSS, STRONG) for node in proto.graph.node):
         return None
     name_nodes(proto)
     count_boundaries(proto, path)

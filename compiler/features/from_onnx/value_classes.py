@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.features.feature_description import FeatureColumn
-from veltair.compiler.features.fingerprint import fingerprint64
+from veltair.compiler.features.fingerprint import CROSS_KEY, crossed_fingerprint
+from veltair.compiler.features.hashed_values import bucket_of
 from veltair.profiles.artifact.strings import Strings
 
 
@@ -27,6 +29,14 @@ class ValueClasses:
     buckets: int = 0  # of all other values, by their fingerprints; 0: they are alike
     edges: tuple[float, ...] = ()  # of a number, whose classes are the intervals between them, NaN in the last
     width: int = 1  # values of a row
+    others: tuple[tuple[str, str], ...] = ()  # of a cross: other features and their kinds, hashed with the feature's
+    cross_key: int = CROSS_KEY
+    strong_key: tuple[int, int] | None = None  # of SipHash, by which values fall into buckets
+    remainder: bool = False  # whether the buckets are remainders of whole numbers
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return (self.feature, *(name for name, _ in self.others))
 
     @property
     def count(self) -> int:
@@ -39,16 +49,27 @@ class ValueClasses:
         flat = list(given.tolist() if isinstance(given, Strings) else np.asarray(given, object).reshape(-1))
         places = {str(key).encode(): place for place, key in enumerate(self.keys)}
         texts = [value if isinstance(value, bytes) else str(value).encode() for value in flat]
-        known = {text: places.get(text, len(self.keys) + self.bucket(text, self.buckets)) for text in set(texts)}
-        return np.array([known[text] for text in texts], np.int64).reshape(-1, *np.shape(given)[1:])
+        known = {text: places.get(text, len(self.keys) + self.bucket(text)) for text in set(texts)}
+        shape = (self.width,) * (self.width > 1) if isinstance(given, Strings) else np.shape(given)[1:]
+        return np.array([known[text] for text in texts], np.int64).reshape(-1, *shape)
 
-    @staticmethod
-    def bucket(text: bytes, buckets: int) -> int:
-        return fingerprint64(text) % buckets if buckets else 0
+    def of_cross(self, given: Mapping[str, Any]) -> NDArray[np.int64]:
+        """The buckets (batch, 1) of a cross for the values of its features."""
+        each = [list(v.tolist() if isinstance(v := given[name], Strings) else v.reshape(-1)) for name in self.features]
+        rows = [[v if isinstance(v, bytes) else int(v) for v in row] for row in zip(*each, strict=True)]
+        buckets = [crossed_fingerprint(self.cross_key, row) % self.buckets for row in rows]
+        return np.array(buckets, np.int64).reshape(-1, 1)
+
+    def bucket(self, text: bytes) -> int:
+        """The bucket of a text, or of a number's digits."""
+        if not self.buckets:
+            return 0
+        value = int(text) if self.remainder else text
+        return bucket_of(value, self.buckets, self.strong_key, remainder=self.remainder)
 
     def hashed(self) -> NDArray[np.int64]:
         """The bucket of each class, where there are buckets."""
-        own = [self.bucket(str(key).encode(), self.buckets) for key in self.keys]
+        own = [self.bucket(str(key).encode()) for key in self.keys]
         return np.array([*own, *range(self.buckets)], np.int64)
 
     def column(self, name: str, table: str | None) -> FeatureColumn:
@@ -60,13 +81,25 @@ class ValueClasses:
                 feature=self.feature, name=name, boundaries=self.edges, default=last, table=table, combiner=combiner
             )
         if not self.keys:
-            return FeatureColumn(feature=self.feature, name=name, hash=self.buckets, table=table, combiner=combiner)
+            return FeatureColumn(
+                feature=self.feature,
+                name=name,
+                hash=self.buckets,
+                cross=self.features[1:],
+                cross_key=self.cross_key,
+                strong_key=self.strong_key,
+                remainder=self.remainder,
+                table=table,
+                combiner=combiner,
+            )
         return FeatureColumn(
             feature=self.feature,
             name=name,
             vocabulary=self.keys,
             oov=self.buckets,
-            default=len(self.keys),
+            default=-1 if self.buckets else len(self.keys),
+            strong_key=self.strong_key,
+            remainder=self.remainder,
             table=table,
             combiner=combiner,
         )

@@ -14,6 +14,9 @@ ROW_STEPS = (
     ColumnStep.VOCABULARY,
     ColumnStep.IDENTITY,
     ColumnStep.PARTS,
+    ColumnStep.CROSS,
+    ColumnStep.KEYED_HASH,
+    ColumnStep.KEYED_VOCABULARY,
 )  # what gives the index of a row
 
 
@@ -66,7 +69,9 @@ class CodePath:
 def code_path(column: FeatureColumn, feature: Feature) -> CodePath:
     """The path of a column. Where a row has one value at most, its combiner does not matter."""
     kind = ValueKind.FLOAT if feature.kind == "dense" else ValueKind(feature.kind)
-    step = ColumnStep.PARTS if column.parts else column.step
+    step = ColumnStep.PARTS if column.parts else ColumnStep.CROSS if column.cross else column.step
+    if column.is_keyed:
+        step = ColumnStep.KEYED_HASH if step is ColumnStep.HASH else ColumnStep.KEYED_VOCABULARY
     if column.gives_ids:
         return CodePath(kind, step, Combination.IDS)
     if column.combiner == "sequence":

@@ -14,9 +14,9 @@ import numpy as np
 _SLOTS = {
     # Where the values of a row of the batch are. Starts count values or bytes of one row: times the batch.
     "source_start": 0,  # start of the feature in its packed buffer; of texts, in "ends" | index_emitter, bucketize
-    "values_per_row": 1,  # of a feature of numbers | index_emitter, row_lookup
+    "values_per_row": 1,  # of a feature, or texts of a part | column_values, index_emitter
     "bytes_start": 23,  # texts: start of the feature in "bytes" | index_emitter
-    "bytes_room": 24,  # texts: bytes that a row has on average | index_emitter
+    "bytes_room": 24,  # texts: bytes that a row has on average, all its texts together | index_emitter
     # Which of them are there.
     "missing_id": 16,  # integers: the id that is absent | index_emitter
     "drops_missing": 17,  # 1: missing ids, or empty texts, are absent | index_emitter
@@ -36,6 +36,11 @@ _SLOTS = {
     "unknown_buckets": 7,  # vocabulary: buckets for unknown keys; 0: they have the default | index_emitter
     "first_part": 16,  # vocabulary of joined texts: the row of the first part in this table | index_emitter
     "part_count": 22,  # | index_emitter
+    "cross_key": 2,  # hash of several features: the fingerprint that it begins with | index_emitter
+    "first_cross": 4,  # the row of the first of these features in this table | index_emitter
+    "cross_count": 5,  # | index_emitter
+    "hash_row": 4,  # hash by a key or a remainder: the row of this table that says how | index_emitter
+    "unknown_row": 22,  # vocabulary: the same for unknown keys | index_emitter
     # What happens to an index.
     "first_guard": 14,  # in "guards" | index_emitter, row_lookup
     "guard_count": 15,  # | index_emitter, row_lookup
@@ -50,6 +55,10 @@ _SLOTS = {
     "combiner": 20,  # place in COMBINERS | row_sums
     "is_large": 21,  # 1: rows are worth a prefetch | row_lookup, row_sums
     "output_start": 12,  # first number in a row of the output | all that store
+    # Rows that say how values are hashed have these. | index_emitter
+    "by_remainder": 2,  # 1: a whole number by its remainder; 0: by SipHash
+    "first_word": 3,  # of SipHash's key
+    "second_word": 4,
     # Rows of parts have these, and of a feature "source_start", "bytes_start" and "bytes_room", too.
     "part_kind": 6,  # place in PART_KINDS | index_emitter
     "text_start": 2,  # constants: first byte in "letters" | index_emitter
@@ -68,7 +77,7 @@ COLUMN_DTYPE = np.dtype(
 )
 
 COMBINERS = ("sum", "mean", "sqrtn")
-PART_KINDS = ("own", "other", "constant")
+PART_KINDS = ("own", "other", "constant", "integer")
 
 
 def slot_of(field: str) -> int:

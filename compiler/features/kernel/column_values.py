@@ -44,15 +44,16 @@ class ColumnValues:
         of_row = source * T.cast(self.task.batch, "int64") + T.cast(row, "int64") * width
         return in_register(of_row + T.cast(value, "int64"))
 
-    def text(self, column: Expr, row: Expr) -> tuple[Expr, Expr]:
-        """Begin and size of a row's text in "bytes".
+    def text(self, column: Expr, row: Expr, value: Expr | int = 0) -> tuple[Expr, Expr]:
+        """Begin and size of a row's text, or of one of its texts, in "bytes".
 
         A text whose ends fall, or pass the room of its feature, is empty: ends come from outside, and nothing but the
         feature's own bytes is read.
         """
         ends, batch = self.task.buffers["ends"], self.task.batch
-        at = in_register(self.slot(column, "source_start") * batch + row)
-        begin = in_register(T.Select(row > 0, ends[T.max(at - 1, 0)], T.int32(0)))
+        place = in_register(row * T.max(self.slot(column, "values_per_row"), 1) + value)  # a part has no width
+        at = in_register(self.slot(column, "source_start") * batch + place)
+        begin = in_register(T.Select(place > 0, ends[T.max(at - 1, 0)], T.int32(0)))
         end = in_register(ends[at])
         room = self.slot(column, "bytes_room") * batch
         unsigned = [T.cast(value, "uint32") for value in (begin, end, room)]
@@ -64,13 +65,16 @@ class ColumnValues:
     @contextmanager
     def for_each_text(self, column: Expr, kind: ValueKind, row: Expr) -> Iterator[tuple[Expr, Expr]]:
         """Code for each text, or token, of a row that is not missing: begin and size."""
+        if kind is ValueKind.STRING:
+            drops = T.bind(self.slot(column, "drops_missing") == 1)
+            with T.serial(0, self.slot(column, "values_per_row")) as place:
+                begin, size = self.text(column, row, place)
+                with when(T.Or(T.Not(drops), size > 0)):
+                    yield begin, size
+            return
         begin, size = self.text(column, row)
         kept = T.alloc_buffer((1,), "int32", scope="global")
         drops = T.bind(self.slot(column, "drops_missing") == 1)
-        if kind is ValueKind.STRING:
-            with when(T.Or(T.Not(drops), size > 0)):
-                yield begin, size
-            return
         separator = self.slot(column, "separator", "uint8")
         T.buffer_store(kept, T.int32(0), [0])
         left = self.slot(column, "token_limit") - kept[0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -18,9 +19,10 @@ from veltair.compiler.features.kernel.code_path import ValueKind
 from veltair.compiler.features.kernel.column_slots import PART_KINDS
 from veltair.compiler.features.kernel.column_values import ColumnValues
 from veltair.compiler.features.kernel.slot_writer import ABSENT
-from veltair.compiler.features.text_code.fingerprint_code import emit_fingerprint
+from veltair.compiler.features.text_code.fingerprint_code import emit_fingerprint, joined_fingerprint
 from veltair.compiler.features.text_code.integer_digits import DIGITS, LONGEST, emit_digits
 from veltair.compiler.features.text_code.letter_case import append_text
+from veltair.compiler.features.text_code.siphash_code import emit_siphash
 from veltair.compiler.features.text_code.word_arithmetic import in_register, remainder, u64, u64_constant
 
 
@@ -40,7 +42,7 @@ class IndexEmitter(ColumnValues):
         if kind is ValueKind.INT:
             value = in_register(self.task.buffers["ints"][self.place_of(column, row)])
             with when(T.Not(self.is_missing(column, value))):
-                self._index_of_int(column, step, value, out)
+                self._index_of_int(column, step, row, value, out)
         else:
             with self.for_each_text(column, kind, row) as (begin, size):
                 self._index_of_text(column, step, row, begin, size, out)
@@ -64,7 +66,7 @@ class IndexEmitter(ColumnValues):
                 value = in_register(self.task.buffers["ints"][self.place_of(column, row, place)])
                 with when(T.Not(self.is_missing(column, value))):
                     if step is not None:
-                        self._index_of_int(column, step, value, out)
+                        self._index_of_int(column, step, row, value, out)
                         guard()
                     yield
             return
@@ -83,7 +85,10 @@ class IndexEmitter(ColumnValues):
         present = index != broadcast(T.int32(ABSENT), count)
         return T.Select(T.And(outside, present), broadcast(instead, count), index)
 
-    def _index_of_int(self, column: Expr, step: ColumnStep, value: Expr, out: Any) -> None:
+    def _index_of_int(self, column: Expr, step: ColumnStep, row: Expr, value: Expr, out: Any) -> None:
+        if step is ColumnStep.CROSS:
+            self._index_of_cross(column, row, out)
+            return
         if step is ColumnStep.IDENTITY:
             inside = u64(value) < self.slot(column, "id_count", "uint64")
             T.buffer_store(out, T.Select(inside, T.cast(value, "int32"), self.slot(column, "default_index")), [0])
@@ -91,23 +96,71 @@ class IndexEmitter(ColumnValues):
         digits = T.alloc_buffer((DIGITS,), "uint8", scope="global")
         fingerprint = T.alloc_buffer((1,), "uint64", scope="global")
         begin, size = emit_digits(value, digits)
+        keyed = partial(self._keyed, column, step, digits, begin, size, value)
+        if step is ColumnStep.KEYED_HASH:
+            self._bucket(column, keyed(), out)
+            return
         emit_fingerprint(digits, begin, size, fingerprint, longest=LONGEST)
         if step is ColumnStep.HASH:
             self._bucket(column, fingerprint[0], out)
         else:
-            self._find_key(column, fingerprint[0], value, lambda entry: T.bool(True), out)
+            self._find_key(
+                column, fingerprint[0], value, _always, out, keyed if step is not ColumnStep.VOCABULARY else None
+            )
 
     def _index_of_text(self, column: Expr, step: ColumnStep, row: Expr, begin: Expr, size: Expr, out: Any) -> None:
         if step is ColumnStep.PARTS:
             self._index_of_parts(column, row, begin, size, out)
             return
+        if step is ColumnStep.CROSS:
+            self._index_of_cross(column, row, out)
+            return
         letters = self.task.buffers["bytes"]
-        if step is ColumnStep.VOCABULARY:
-            self._find_word(column, letters, begin, size, out)
+        keyed = partial(self._keyed, column, step, letters, begin, size)
+        if step in (ColumnStep.VOCABULARY, ColumnStep.KEYED_VOCABULARY):
+            self._find_word(column, letters, begin, size, out, None if step is ColumnStep.VOCABULARY else keyed)
+            return
+        if step is ColumnStep.KEYED_HASH:
+            self._bucket(column, keyed(), out)
             return
         fingerprint = T.alloc_buffer((1,), "uint64", scope="global")
         emit_fingerprint(letters, begin, size, fingerprint)
         self._bucket(column, fingerprint[0], out)
+
+    def _keyed(
+        self, column: Expr, step: ColumnStep, text: Any, begin: Expr, size: Expr, number: Expr | None = None
+    ) -> Expr:
+        """What a value's bucket is the remainder of: SipHash of its text, or its own remainder."""
+        whole = step is ColumnStep.KEYED_HASH
+        how = in_register(self.slot(column, "hash_row" if whole else "unknown_row"))
+        found = T.alloc_buffer((1,), "uint64", scope="global")
+        remains = T.bind(self.slot(how, "by_remainder") == 1)
+        if number is not None:
+            buckets = self.slot(column, "buckets" if whole else "unknown_buckets", "int64")
+            with when(remains):
+                T.buffer_store(found, u64(T.floormod(number, buckets)), [0])
+        with when(T.Not(remains)):
+            key = self.slot(how, "first_word", "uint64"), self.slot(how, "second_word", "uint64")
+            emit_siphash(text, begin, size, key, found)
+        return in_register(found[0])
+
+    def _index_of_cross(self, column: Expr, row: Expr, out: Any) -> None:
+        """The bucket of the values of several features: their fingerprints joined, a whole number being its own."""
+        buffers = self.task.buffers
+        joined, fingerprint = (T.alloc_buffer((1,), "uint64", scope="global") for _ in range(2))
+        T.buffer_store(joined, self.slot(column, "cross_key", "uint64"), [0])
+        with T.serial(0, self.slot(column, "cross_count")) as number:
+            part = in_register(self.slot(column, "first_cross") + number)
+            integer = T.bind(self.slot(part, "part_kind") == PART_KINDS.index("integer"))
+            if "ints" in buffers:
+                with when(integer):
+                    T.buffer_store(fingerprint, u64(buffers["ints"][self.place_of(part, row)]), [0])
+            if "bytes" in buffers:
+                with when(T.Not(integer)):
+                    begin, size = self.text(part, row)
+                    emit_fingerprint(buffers["bytes"], begin, size, fingerprint)
+            T.buffer_store(joined, joined_fingerprint(joined[0], fingerprint[0]), [0])
+        self._bucket(column, joined[0], out)
 
     def _index_of_parts(self, column: Expr, row: Expr, begin: Expr, size: Expr, out: Any) -> None:
         """Joins the texts of the parts, no more of them than the longest key has: what is longer is no key."""
@@ -135,7 +188,15 @@ class IndexEmitter(ColumnValues):
         buckets, reciprocal = (self.slot(column, field, "uint64") for field in ("buckets", "reciprocal"))
         T.buffer_store(out, T.cast(remainder(fingerprint, buckets, reciprocal), "int32"), [0])
 
-    def _find_word(self, column: Expr, letters: Any, begin: Expr, size: Expr, out: Any) -> None:
+    def _find_word(
+        self,
+        column: Expr,
+        letters: Any,
+        begin: Expr,
+        size: Expr,
+        out: Any,
+        keyed: Callable[[], Expr] | None = None,
+    ) -> None:
         """The index of a text in its vocabulary. Texts of one fingerprint are compared byte by byte."""
         fingerprint = T.alloc_buffer((1,), "uint64", scope="global")
         emit_fingerprint(letters, begin, size, fingerprint)
@@ -150,13 +211,22 @@ class IndexEmitter(ColumnValues):
                 T.buffer_store(equal, T.bitwise_and(equal[0], equal_byte), [0])
             return equal[0] == 1
 
-        self._find_key(column, fingerprint[0], T.reinterpret("int64", fingerprint[0]), same, out)
+        self._find_key(column, fingerprint[0], T.reinterpret("int64", fingerprint[0]), same, out, keyed)
 
-    def _find_key(self, column: Expr, fingerprint: Expr, key: Expr, same: Callable[[Expr], Expr], out: Any) -> None:
+    def _find_key(
+        self,
+        column: Expr,
+        fingerprint: Expr,
+        key: Expr,
+        same: Callable[[Expr], Expr],
+        out: Any,
+        keyed: Callable[[], Expr] | None = None,
+    ) -> None:
         """A key's place in its vocabulary, else a bucket behind the vocabulary, else the default.
 
         The vocabulary is a table with open addresses (`Vocabularies`): probing starts at the slot that the fingerprint
-        says and ends at a slot that is empty. `same` decides whether an entry with an equal key is the one.
+        says and ends at a slot that is empty. `same` decides whether an entry with an equal key is the one. `keyed`
+        emits what the bucket of an unknown key is the remainder of; default: the fingerprint.
         """
         slots, keys = self.task.buffers["slots"], self.task.buffers["keys"]
         first, mask = self.slot(column, "first_slot"), self.slot(column, "slot_count") - 1
@@ -173,7 +243,8 @@ class IndexEmitter(ColumnValues):
                     T.buffer_store(probe, T.int32(0), [1])
                     with T.If(unknown > 0):
                         with T.Then():
-                            bucket = T.cast(T.floormod(fingerprint, u64(unknown)), "int32")
+                            hashed = fingerprint if keyed is None else keyed()
+                            bucket = T.cast(T.floormod(hashed, u64(unknown)), "int32")
                             T.buffer_store(out, self.slot(column, "key_count") + bucket, [0])
                         with T.Else():
                             T.buffer_store(out, self.slot(column, "default_index"), [0])
@@ -183,3 +254,8 @@ class IndexEmitter(ColumnValues):
                         T.buffer_store(out, place, [0])
                         T.buffer_store(probe, T.int32(0), [1])
                     T.buffer_store(probe, T.bitwise_and(probe[0] + 1, mask), [0])
+
+
+def _always(entry: Expr) -> Expr:
+    """An entry with an equal number is the one: numbers are compared whole."""
+    return T.bool(True)

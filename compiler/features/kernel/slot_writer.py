@@ -52,7 +52,8 @@ class SlotWriter:
         self._vocabularies = Vocabularies.build({c.name: c.vocabulary for c in ordered if c.vocabulary is not None})
         self._edges: list[NDArray[np.float32]] = []
         self._rows: list[dict[str, int]] = []
-        self._parts: list[tuple[FeatureColumn, TextPart]] = []
+        # A text to be joined, a feature of a cross, or, with None, how the column hashes.
+        self._parts: list[tuple[FeatureColumn, TextPart | Feature | None]] = []
 
     @property
     def all_edges(self) -> NDArray[np.float32]:
@@ -111,6 +112,13 @@ class SlotWriter:
         row = {"default_index": column.default, "unknown_buckets": column.oov}
         if column.hash is not None:
             row |= {"buckets": column.hash, "reciprocal": _reciprocal(column.hash)}
+            if column.is_keyed:
+                row["hash_row"] = self._hashing(column)
+            if column.cross:
+                crossed = (column.feature, *column.cross)
+                row |= {"first_cross": self._columns + len(self._parts), "cross_count": len(crossed)}
+                row["cross_key"] = column.cross_key
+                self._parts += [(column, self._features[name]) for name in crossed]
         elif column.identity is not None:
             row |= {"id_count": column.identity, "reciprocal": _reciprocal(column.identity)}
         elif column.boundaries is not None:
@@ -119,10 +127,17 @@ class SlotWriter:
         elif column.vocabulary is not None:
             span = self._vocabularies.spans_of[column.name]
             row |= dict(zip(("first_slot", "slot_count", "first_key", "key_count"), span, strict=True))
+            if column.oov and column.is_keyed:
+                row["unknown_row"] = self._hashing(column)
         if column.parts:
             row |= {"first_part": self._columns + len(self._parts), "part_count": len(column.parts)}
             self._parts += [(column, part) for part in column.parts]
         return row
+
+    def _hashing(self, column: FeatureColumn) -> int:
+        """The row that says how values are hashed, other than by their fingerprints."""
+        self._parts.append((column, None))
+        return self._columns + len(self._parts) - 1
 
     def _guards(self, steps: Sequence[IndexStep]) -> dict[str, int]:
         """Intervals are cut to 32 bits, and an empty one to nothing, which loses no index."""
@@ -141,7 +156,12 @@ class SlotWriter:
         large = self._store.tables[table.name].nbytes > LARGE_BYTES
         return {"table_start": start, "table_rows": rows, "fill_row": fill, "is_large": large}
 
-    def _part(self, column: FeatureColumn, part: TextPart, letters: list[bytes]) -> dict[str, int]:
+    def _part(self, column: FeatureColumn, part: TextPart | Feature | None, letters: list[bytes]) -> dict[str, int]:
+        if part is None:
+            key = np.array(column.strong_key or (0, 0), np.uint64).view(np.int64).tolist()
+            return {"by_remainder": column.remainder, "first_word": key[0], "second_word": key[1]}
+        if isinstance(part, Feature):
+            return self._values(part) | {"part_kind": PART_KINDS.index("other" if part.is_text else "integer")}
         case = f"{part.case} unicode" if part.case and part.unicode else part.case
         row = {"letter_case": CASES.index(case)}
         if part.feature is None:

@@ -13,7 +13,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.vectors import Expr, ramp
-from veltair.compiler.features.fingerprint import K0, K1, K2, WORD
+from veltair.compiler.features.fingerprint import CROSS_FACTOR, K0, K1, K2, WORD
 from veltair.compiler.features.text_code.word_arithmetic import add, in_register, mul, rotate, u64, u64_constant
 
 STATE = 7  # words of the state for long texts: x, y, z, v[2], w[2]
@@ -77,6 +77,14 @@ def emit_fingerprint(text: Any, begin: Expr, size: Expr, out: Any, longest: int 
                 choose(half, high)
 
     choose(0, len(classes))
+
+
+def joined_fingerprint(fingerprint: Expr, other: Expr) -> Expr:
+    """TensorFlow's FingerprintCat64 of two fingerprints."""
+    factor = u64_constant(CROSS_FACTOR)
+    mixed = mul(_shift_mix(mul(other, factor)), factor)
+    found = T.bitwise_xor(T.bitwise_xor(fingerprint, factor), mixed)
+    return _shift_mix(mul(_shift_mix(mul(in_register(found), factor)), factor))
 
 
 def _middle(text: Any, begin: Expr, end: Expr, factor: Expr, first: int) -> tuple[Expr, Expr, Expr]:

@@ -146,7 +146,9 @@ class FeatureTransform:
                 if not isinstance(value, Strings):
                     raise DataError(f"{where}: expected texts, got {value.dtype} {list(value.shape)}")
                 _check_texts(value, where)
-                rows = len(value)
+                if len(value) % feature.width:
+                    raise DataError(f"{where}: expected {feature.width} texts a row, got {len(value)} in all")
+                rows = len(value) // feature.width
             else:
                 dtype = np.int64 if feature.kind == "int" else np.float32
                 got = "texts" if isinstance(value, Strings) else f"{value.dtype} {list(value.shape)}"

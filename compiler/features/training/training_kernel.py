@@ -143,10 +143,12 @@ def _emit_tiles(code: KernelCode, buffers: dict[str, Any]) -> None:
 class _PlacedTexts(IndexEmitter):
     """Reads texts by Arrow's offsets, which need not begin at 0."""
 
-    def text(self, column: Expr, row: Expr) -> tuple[Expr, Expr]:
-        """Begin and size of a row's text in "bytes"; empty where offsets fall or pass the end."""
+    def text(self, column: Expr, row: Expr, value: Expr | int = 0) -> tuple[Expr, Expr]:
+        """Begin and size of one of a row's texts in "bytes"; empty where offsets fall or pass the end."""
         offsets, room = self.task.buffers["offsets"], self.task.buffers["bytes"].shape[0]
-        at = in_register(self.slot(column, "source_start") * (self.task.batch + 1) + row)
+        # A feature of several texts a row is alone in its part, so that its offsets begin the operand.
+        place = row * T.max(self.slot(column, "values_per_row"), 1) + value  # a part has no width
+        at = in_register(self.slot(column, "source_start") * (self.task.batch + 1) + place)
         begin, end = in_register(offsets[at]), in_register(offsets[at + 1])
         first, last, most = (T.cast(value, "uint32") for value in (begin, end, room))
         right = T.bind(T.And(first <= last, last <= most))

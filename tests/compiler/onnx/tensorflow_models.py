@@ -41,6 +41,19 @@ def main() -> None:
         inputs = [age, city, item]
         columns = [age, embedded(keras.layers.Hashing(20)(city), 20), embedded(keras.layers.Hashing(50)(item), 50)]
         feeds = {"city": np.array(texts, object)[:, None], "item": chance.integers(-(1 << 40), 1 << 40, (ROWS, 1))}
+    elif kind == "several":  # texts a row, crosses, salts, one-hots of whole numbers, remainders of negative ones
+        layers = keras.layers
+        tags, city = (keras.Input((n,), name=name, dtype="string") for n, name in ((3, "tags"), (1, "city")))
+        item = keras.Input((1,), name="item", dtype="int64")
+        words = layers.StringLookup(vocabulary=["Rome", "Oslo"], num_oov_indices=3, mask_token="")
+        known = layers.IntegerLookup(vocabulary=[3, 9], num_oov_indices=2, mask_token=-1, output_mode="one_hot")
+        rows = layers.Embedding(6, 8, embeddings_initializer=keras.initializers.RandomNormal(seed=1))(words(tags))
+        inputs = [age, tags, city, item]
+        columns = [age, layers.GlobalAveragePooling1D()(rows), known(item)]
+        columns += [embedded(layers.HashedCrossing(9)((city, item)), 9)]
+        columns += [embedded(layers.Hashing(12, salt=[133, 137])(city), 12)]
+        feeds = {"city": np.array(texts, object)[:, None], "item": np.array([[-1], [3], [9], [-7], [2**40], [-8], [0]])}
+        feeds["tags"] = np.array([texts[i:] + texts[:i] for i in range(3)], object).T
     elif kind == "absent":
         save_absent(tf, folder)
         return

@@ -27,8 +27,9 @@ MANIFEST = make_manifest(
         Port("s", "string", (-1, 1), locations=(PackedLocation(1, 0), PackedLocation(2, 0)), max_bytes=10),
         Port("b", "int64", (-1, 1), locations=(PackedLocation(0, 5),)),
         Port("t", "string", (-1, 1), locations=(PackedLocation(1, 1), PackedLocation(2, 10)), max_bytes=6),
+        Port("w", "string", (-1, 3), locations=(PackedLocation(1, 2), PackedLocation(2, 16)), max_bytes=9),
     ),
-    packed_buffers=(Port("ints", "int64", (-6,)), Port("ends", "int32", (-2,)), Port("letters", "uint8", (-16,))),
+    packed_buffers=(Port("ints", "int64", (-6,)), Port("ends", "int32", (-5,)), Port("letters", "uint8", (-25,))),
 )
 LAYOUT = InputLayout.of(MANIFEST)
 
@@ -45,6 +46,7 @@ def values(seed: int, batch: int) -> dict[str, Any]:
         **{name: chance.integers(0, 99, (batch, width)) for name, width in (("a", 1), ("many", 4), ("b", 1))},
         "s": Strings.from_values([chance.bytes(chance.integers(0, 11)) for _ in range(batch)]),
         "t": Strings.from_values([chance.bytes(chance.integers(0, 7)) for _ in range(batch)]),
+        "w": Strings.from_values([chance.bytes(chance.integers(0, 4)) for _ in range(3 * batch)]),
     }
 
 
@@ -109,7 +111,7 @@ def test_what_does_not_fit_names_the_input(name: str, value: Any, error: type[Ex
             "input a is int64; expected packed buffers of int64, found ",
         ),
         (lambda m: m["inputs"][3].update(max_bytes=0), "input s has shape .* and 0 bytes"),
-        (lambda m: m["inputs"][5].update(max_bytes=7), "inputs fill 17 of packed buffer letters, which holds 16"),
+        (lambda m: m["inputs"][6].update(max_bytes=10), "inputs fill 26 of packed buffer letters, which holds 25"),
         (lambda m: m["inputs"][3].update(places=[]), "input s is string; expected packed buffers of int32 and uint8"),
         (lambda m: m["banks"][0].update(shape=[6]), "packed buffer ints has shape"),
     ],

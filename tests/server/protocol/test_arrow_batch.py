@@ -90,7 +90,7 @@ def test_a_slice_and_all_types_of_numbers() -> None:
         ({"user": pa.array(["a", "b"])}, "'user' is INT64, got 'BYTES'"),
         ({"city": pa.array(["a", "b"]).dictionary_encode()}, "column 'city' is dictionary-encoded"),
         ({"city": pa.array([True, False])}, "column 'city': expected whole numbers, floats, texts"),
-        ({"city": pa.array([["a"], ["b"]], pa.list_(pa.string(), 1))}, "column 'city': expected whole numbers"),
+        ({"city": pa.array([["a"] * 2] * 2, pa.list_(pa.string(), 2))}, r"'city' has shape \[1…8, 1\], got \[2, 2\]"),
         ({"shops": pa.array([[1], [2]], pa.list_(pa.int64(), 1))}, r"'shops' has shape \[1…8, 3\], got \[2, 1\]"),
         ({"shops": pa.array([[1, 2, 3], [4]])}, "column 'shops': expected whole numbers"),
         ({"other": pa.array([1, 2])}, "no input 'other'"),
@@ -158,3 +158,31 @@ def test_every_word_may_be_the_largest_or_negative() -> None:
 def test_a_model_may_have_an_input_of_that_name() -> None:
     own = InputValidator("m", (Port(ARROW_INPUT, "uint8", (-1,)),), max_batch=8)
     assert read(b"\1\2", own)[ARROW_INPUT].tolist() == [1, 2]
+
+
+def test_rows_of_several_texts_are_fixed_size_lists() -> None:
+    validator = InputValidator("m", (Port("tags", "string", (-1, 2)),), max_batch=8)
+    for kind in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary()):
+        column = pa.array([["a", ""], ["b", "cc"], ["d", "e"]], pa.list_(kind, 2)).slice(1)
+        assert read(stream({"tags": column}), validator)["tags"].tolist() == [b"b", b"cc", b"d", b"e"]
+    for column, says in (
+        (pa.array([["a", "b", "c"]], pa.list_(pa.string(), 3)), r"input 'tags' has shape .*, got \[1, 3\]"),
+        (pa.array([["a", None]], pa.list_(pa.string(), 2)), "column 'tags' has nulls"),
+        (pa.array([["a", "b"]]), "column 'tags': expected whole numbers, floats, texts, or fixed-size lists"),
+    ):
+        with pytest.raises(RequestError, match=says):
+            read(stream({"tags": column}), validator)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_offsets_of_texts_need_not_begin_at_0(large: bool) -> None:
+    """As writers that do not copy have them of a slice."""
+    whole = np.array([3, 4, 6], np.int64 if large else np.int32)
+    kind = pa.large_binary() if large else pa.binary()
+    column = pa.Array.from_buffers(kind, 2, [None, pa.py_buffer(whole), pa.py_buffer(b"xxxabb")])
+    content = stream(ARRAYS | {"city": column})
+    assert read(content)["city"].tolist() == [b"a", b"bb"]
+    begins = np.array([0, 1, 3], whole.dtype).tobytes()  # pyarrow copies
+    assert begins in content
+    moved = content.replace(begins, np.array([1, 2, 3], whole.dtype).tobytes())
+    assert read(moved)["city"].tolist() == [b"b", b"b"]

@@ -55,7 +55,7 @@ def check_columns(batch: pa.RecordBatch, features: Sequence[Feature], kept: Sequ
         else:
             right, expected = pa.types.is_integer(kind) or pa.types.is_floating(kind), "numbers (float32)"
         listed = any(test(column.type) for test in LISTS)
-        if not right or (listed and feature.is_text) or (feature.width > 1 and not listed):
+        if not right or (feature.width > 1 and not listed) or (listed and feature.kind == "tokens"):
             many = f"fixed_size_list of {feature.width} " if feature.width > 1 else ""
             raise DataError(f"{here}: expected {many}{expected}, got {column.type}")
     for name in kept:
@@ -73,7 +73,7 @@ def arrow_columns(batch: pa.RecordBatch, features: Sequence[Feature], where: str
     found = {}
     for feature in features:
         column, here = batch.column(feature.name), f"{where}column {feature.name!r}"
-        found[feature.name] = _texts(column, here) if feature.is_text else _numbers(column, feature, here)
+        found[feature.name] = _texts(column, feature, here) if feature.is_text else _numbers(column, feature, here)
     return found
 
 
@@ -112,8 +112,10 @@ def join_batches(batches: Sequence[pa.RecordBatch], features: Sequence[Feature],
 def _plain(column: pa.Array, feature: Feature, where: str) -> pa.Array:
     """A column in the one type that all of its kind can take."""
     if feature.is_text:
-        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-        return column.cast(pa.large_binary())
+        listed = any(test(column.type) for test in LISTS)
+        flat = _flat(column, feature, where)
+        flat = (flat.dictionary_decode() if pa.types.is_dictionary(flat.type) else flat).cast(pa.large_binary())
+        return pa.FixedSizeListArray.from_arrays(flat, feature.width) if listed or feature.width > 1 else flat
     return pa.FixedSizeListArray.from_arrays(pa.array(_numbers(column, feature, where).reshape(-1)), feature.width)
 
 
@@ -147,25 +149,33 @@ def _value_type(column: pa.Array) -> pa.DataType:
 
 def _numbers(column: pa.Array, feature: Feature, where: str) -> NDArray[Any]:
     rows = len(column)
-    if any(test(column.type) for test in LISTS):
-        _check_lengths(column, feature.width, where)
-        column = column.flatten()
+    column = _flat(column, feature, where)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     return to_numbers(column.to_numpy(zero_copy_only=True).reshape(rows, feature.width), feature, where)
 
 
+def _flat(column: pa.Array, feature: Feature, where: str) -> pa.Array:
+    """The values of all rows, one after the other. Raises DataError where a list has another length."""
+    if not any(test(column.type) for test in LISTS):
+        return column
+    _check_lengths(column, feature.width, where)
+    return column.flatten()
+
+
 def _check_lengths(column: pa.Array, width: int, where: str) -> None:
     if pa.types.is_fixed_size_list(column.type):
         if column.type.list_size != width:
-            raise DataError(f"{where}: expected {width} numbers a row, got {column.type}")
+            raise DataError(f"{where}: expected {width} values a row, got {column.type}")
         return
     wrong = np.flatnonzero(np.diff(column.offsets.to_numpy()) != width)
     if wrong.size:
-        raise DataError(f"{where}: row {wrong[0]}: expected {width} numbers, got {len(column[int(wrong[0])])}")
+        raise DataError(f"{where}: row {wrong[0]}: expected {width} values, got {len(column[int(wrong[0])])}")
 
 
-def _texts(column: pa.Array, where: str) -> Strings:
+def _texts(column: pa.Array, feature: Feature, where: str) -> Strings:
+    if (flat := _flat(column, feature, where)) is not column:
+        column = flat
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if any(test(column.type) for test in VIEWS):

@@ -133,7 +133,7 @@ def _read_one(file: pa.ipc.RecordBatchFileReader, number: int) -> Iterator[pa.Re
 def _text_pieces(path: Path, files: FeatureFiles) -> Iterator[Piece]:
     wide = next((feature.name for feature in files.features if feature.width > 1), None)
     if wide is not None:
-        raise DataError(f"{path}: column {wide!r}: several numbers a row do not fit into a field; take Parquet")
+        raise DataError(f"{path}: column {wide!r}: several values a row do not fit into a field; take Parquet")
     types = {"int": pa.int64(), "float": pa.float32(), "dense": pa.float32()}
     options = pyarrow.csv.ConvertOptions(
         column_types={feature.name: types.get(feature.kind, pa.binary()) for feature in files.features},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +32,7 @@ def raw_columns(given: Mapping[str, Any], features: Sequence[Feature], where: st
         if feature.name not in given:
             raise DataError(f"{here} is missing")
         value = given[feature.name]
-        found[feature.name] = _texts(value, here) if feature.is_text else to_numbers(value, feature, here)
+        found[feature.name] = _texts(value, feature, here) if feature.is_text else to_numbers(value, feature, here)
     return found
 
 
@@ -64,14 +64,26 @@ def to_numbers(value: Any, feature: Feature, where: str) -> NDArray[Any]:
         return np.ascontiguousarray(array.reshape(-1, feature.width), wanted)
 
 
-def _texts(value: Any, where: str) -> Strings:
+def _texts(value: Any, feature: Feature, where: str) -> Strings:
     if isinstance(value, Strings):
         return value
-    array = isinstance(value, np.ndarray)
-    if array and (value.dtype.kind not in "OSU" or value.ndim > 2 or (value.ndim == 2 and value.shape[1] != 1)):
-        raise DataError(f"{where}: expected one text a row, got {value.dtype} {list(value.shape)}")
-    members = value.reshape(-1).tolist() if array else value
-    for row, member in enumerate(members):
+    width = feature.width
+    many = "one text" if width == 1 else f"{width} texts"
+    if isinstance(value, np.ndarray):
+        shapes = ((len(value), width), (len(value),) if width == 1 else None) if value.ndim else ()
+        if value.dtype.kind not in "OSU" or value.shape not in shapes:
+            raise DataError(f"{where}: expected {many} a row, got {value.dtype} {list(value.shape)}")
+        members = value.reshape(-1).tolist()
+    elif not isinstance(value, Iterable):
+        raise DataError(f"{where}: expected {many} a row, got {type(value).__name__}")
+    elif width == 1:
+        members = list(value)
+    else:
+        for row, texts in enumerate(value):
+            if not isinstance(texts, list | tuple | np.ndarray) or len(texts) != width:
+                raise DataError(f"{where}: row {row}: expected {many}, got {texts!r:.80}")
+        members = [text for texts in value for text in texts]
+    for place, member in enumerate(members):
         if not isinstance(member, str | bytes):
-            raise DataError(f"{where}: row {row}: expected a text, got {type(member).__name__}")
+            raise DataError(f"{where}: row {place // width}: expected a text, got {type(member).__name__}")
     return Strings.from_values(members)

@@ -145,7 +145,7 @@ def test_what_depends_on_the_other_rows_is_no_column(tmp_path: Path) -> None:
     ("nodes", "shape", "says"),
     [
         ([node("StringHash", ["city"], "y", domain=CONTRIB)], ["B"], "node 'y': operator StringHash reads .* 'city'"),
-        ([hashed("city", "h", "five")], ["B", 3], r"input 'city' has shape \['B', 3\]; expected"),
+        ([hashed("city", "h", "five")], ["B", 3, 2], r"input 'city' has shape \['B', 3, 2\]; expected"),
         ([node("Identity", ["city"], "y")], ["B"], "input 'city' is an output"),
     ],
 )

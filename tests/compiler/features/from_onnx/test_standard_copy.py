@@ -51,7 +51,7 @@ def test_the_copy_gives_what_the_foreign_operators_mean(tmp_path: Path) -> None:
     raw = {"words": Strings.from_values(TEXTS), "history": Strings.from_values(TEXTS), "n": NUMBERS}
     texts = np.array([text.decode() for text in TEXTS], object)
     feeds = {"words": texts, "history": texts, "n": NUMBERS, "age": AGES}
-    feeds |= {each.name: each.values(raw[each.feature]) for each in ids}
+    feeds |= {each.name: each.values_in(raw) for each in ids}
     kept = {value.name for value in proto.graph.input}
     feeds = {name: value for name, value in feeds.items() if name in kept}
     (y,) = ort.InferenceSession(proto.SerializeToString()).run(None, feeds)

@@ -1,0 +1,20 @@
+"""The bucket of a value, in plain Python: by its fingerprint, by SipHash with a key, or by its remainder."""
+
+from __future__ import annotations
+
+from veltair.compiler.features.fingerprint import fingerprint64
+from veltair.compiler.features.siphash import siphash
+
+
+def bucket_of(
+    value: bytes | int, buckets: int, strong_key: tuple[int, int] | None = None, *, remainder: bool = False
+) -> int:
+    """The bucket of a text or a whole number, which is hashed in decimal digits.
+
+    >>> bucket_of(-1, 3, remainder=True)
+    2
+    """
+    if remainder and not isinstance(value, bytes):
+        return int(value) % buckets
+    text = value if isinstance(value, bytes) else str(value).encode()
+    return (fingerprint64(text) if strong_key is None else siphash(strong_key, text)) % buckets
