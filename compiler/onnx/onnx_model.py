@@ -35,6 +35,8 @@ from veltair.compiler.onnx.quantised.nodes import (
 )
 from veltair.compiler.onnx.quantised.tables import extract_quantised_tables
 from veltair.compiler.onnx.recurrent_layout import put_steps_first
+from veltair.compiler.onnx.scikit_learn.class_maps import give_matrices
+from veltair.compiler.onnx.scikit_learn.text_encoders import spell_encoders
 from veltair.compiler.onnx.shape_inference import infer_shapes
 from veltair.compiler.onnx.simplify import describe_error, save_model, simplify_model
 from veltair.errors import ModelError
@@ -114,6 +116,7 @@ def load_model(
     check_nodes(proto, path)
     widen_four_bits(proto, path)
     name_nodes(proto)
+    spell_encoders(proto)
     bags = give_bags_rows(proto, bag_room or {}, path)
     if fixed and bags.ragged:
         raise ModelError(
@@ -199,6 +202,7 @@ def parse_model(path: Path) -> onnx.ModelProto:
     if not any(entry.domain in STANDARD for entry in proto.opset_import):
         # Trees and pipelines may have operators of ai.onnx.ml alone.
         proto.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+    give_matrices(proto, path)
     return proto
 
 
