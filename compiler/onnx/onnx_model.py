@@ -49,7 +49,10 @@ IR_VERSION = 13  # the newest that ONNX Runtime reads
 NEWEST_OPSET = 26  # likewise
 OPSET = 17  # older models are converted up to it
 MAX_BATCH = 32  # the limit of a dynamic batch where neither the caller nor the model states one
-PORT_TYPES = {"float32", "int64", "int32", "bool", "uint8", "int8"}
+PORT_TYPES = {
+    *("float32", "float64", "float16", "bool"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+}
 RUN_ELSEWHERE = frozenset({"ai.onnx.ml", "com.microsoft"})  # domains that ONNX Runtime has beside standard ONNX
 PROTOBUF_BYTES = 2**31 - 1
 
@@ -161,7 +164,7 @@ def load_model(
     for spec in (*inputs, *outputs):
         if spec.dtype not in PORT_TYPES:
             raise ModelError(
-                f"{path}: tensor {spec.name!r} is {spec.dtype}; expected float32, bool or a common integer"
+                f"{path}: tensor {spec.name!r} is {spec.dtype}; expected float32, float64, float16, bool or an integer"
             )
         if any(d < 0 for d in spec.shape[1:]):
             raise ModelError(
