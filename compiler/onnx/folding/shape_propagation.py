@@ -97,15 +97,19 @@ class ShapePropagation:
         outputs: Set[str],
         path: Path,
         stated: Mapping[str, TensorFacts] | None = None,
+        unknown: Set[str] = frozenset(),
     ) -> None:
-        """`stated`: what the file says of outputs whose shape nothing else tells; None: there may be no such tensor."""
+        """`stated`: what the file says of outputs whose shape nothing else tells; None: there may be no such tensor.
+
+        unknown: tensors whose shape counts as one that cannot be told.
+        """
         samples = len(next(iter(inputs.values())).types) if inputs else 1
         self._given, self._opsets, self._outputs, self._path = nodes, opsets, outputs, path
         self.nodes: list[onnx.NodeProto] = []  # those given; in place of some, the nodes that they stand for
         self.constants: dict[str, Array] = {}  # of such nodes
         self._makers: dict[str, onnx.NodeProto] = {}
         self.opaque: dict[str, str] = {}  # tensors whose shape cannot be told, and why
-        self._stated = stated
+        self._stated, self._unknown = stated, unknown
         self._facts = dict(inputs) | {n: TensorFacts.of_constant(a, samples) for n, a in constants.items()}
         self._evaluator = NodeEvaluator(opsets[""])
         self._samples = range(samples)
@@ -168,13 +172,13 @@ class ShapePropagation:
             return {name: TensorFacts(tuple(kind), tuple(value)) for name, kind, value in columns}
         found: dict[str, TensorFacts] = {}
         for name in names:
-            if all(name in at and at[name].shape is not None for at in types):
+            known = all(name in at and at[name].shape is not None for at in types)
+            if known and name not in self._unknown:
                 found[name] = TensorFacts.of_types(at[name] for at in types)
                 continue
-            reason = (
-                f"node {node.name!r}: the shape of {node.op_type}'s output {name!r} cannot be "
-                "inferred; it may depend on the values of the inputs"
-            )
+            why = "cannot be inferred; it may depend on the values of the inputs"
+            why = "has the batch in another dimension than the first" if known else why
+            reason = f"node {node.name!r}: the shape of {node.op_type}'s output {name!r} {why}"
             if self._stated is None:
                 raise ModelError(f"{self._path}: {reason}")
             if name in self._stated:
