@@ -60,7 +60,8 @@ def fold_shapes(
     outputs = {output.name for output in proto.graph.output}
     elsewhere = {name for name in outputs & facts.keys() if fallback and has_batch_elsewhere(facts[name])}
     if unstated := elsewhere | (outputs - facts.keys()):
-        proto, sized, added = give_room(proto, unstated, output_room, dynamic, path)
+        ranks = {name: len(facts[name].shapes[0]) for name in elsewhere}
+        proto, sized, added = give_room(proto, unstated, output_room, dynamic, path, ranks)
         constants = {**constants, **added}
         propagation, facts = _propagate(proto, constants, dynamic, path, fallback=fallback, unknown=unstated)
     given, outputs = propagation.nodes, {output.name for output in proto.graph.output}
