@@ -43,7 +43,8 @@ def labels_of_session(session: Any, model: Path) -> dict[str, Labels]:
 def give_matrices(proto: onnx.ModelProto, path: Path) -> None:
     """Make a matrix of each output that is a list of dictionaries, in place.
 
-    Raises ModelError naming an output that is no tensor then, such as a sequence.
+    Raises ModelError naming an output that is no tensor of numbers then, such as a sequence, or the labels of classes
+    that are text.
     """
     found = labels_by_output(proto.graph)
     for node in proto.graph.node:
@@ -57,6 +58,10 @@ def give_matrices(proto: onnx.ModelProto, path: Path) -> None:
         kind = value.type.WhichOneof("value")
         if kind not in (None, "tensor_type"):
             raise ModelError(f"{path}: output {value.name!r} is of {kind.replace('_', ' ')}; expected a tensor")
+        if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
+            raise ModelError(
+                f"{path}: output {value.name!r} is text; expected numbers (labels of classes: encode them before training)"
+            )
 
 
 def as_matrix(value: Any, labels: Labels) -> NDArray[np.float32]:

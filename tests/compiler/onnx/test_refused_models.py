@@ -177,11 +177,13 @@ def test_an_asked_batch_below_one(tmp_path: Path) -> None:
         load_model(saved(tmp_path, proto), 0)
 
 
-def test_a_dimension_that_grows_otherwise_is_refused(tmp_path: Path) -> None:
+def test_a_dimension_that_grows_otherwise_is_refused_without_the_fallback(tmp_path: Path) -> None:
     square = model([node("Transpose", "x", "t"), node("MatMul", "x t", "m")], [port("x", ["n", 4])], [port("m", None)])
-    refuse(tmp_path, square, "'m' has shape .-1, -1., where -k is k times the batch")
+    with pytest.raises(ModelError, match=r"'m' has shape .-1, -1., where -k is k times the batch"):
+        load_model(saved(tmp_path, square), fallback=False)
     ragged = model([node("Concat", "x w", "y", axis=0)], [port("x", ["n", 4])], [port("y", None)])
-    refuse(tmp_path, ragged, "'y': a dimension grows with the batch, but not in proportion")
+    with pytest.raises(ModelError, match="'y': a dimension grows with the batch, but not in proportion"):
+        load_model(saved(tmp_path, ragged), fallback=False)
 
 
 def test_a_small_file_may_not_ask_for_all_memory(tmp_path: Path) -> None:

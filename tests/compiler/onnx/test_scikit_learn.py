@@ -71,6 +71,15 @@ def test_other_sequences_are_refused_by_name(tmp_path: Path) -> None:
         load_model(path, 4)
 
 
+def test_labels_that_are_text_are_refused_by_name(tmp_path: Path) -> None:
+    classes = {"classlabels_strings": ["a", "b"], "coefficients": [1.0, 2, 3, 4], "intercepts": [0.0, 1]}
+    nodes = [node("LinearClassifier", ["x"], ["label", "y"], domain=ML, **classes)]
+    outputs = [port("label", STRING, ["n"]), port("y", FLOAT, ["n", 2])]
+    path = saved(tmp_path / "net.onnx", nodes, [port("x", FLOAT, ["n", 2])], outputs)
+    with pytest.raises(ModelError, match="output 'label' is text; expected numbers"):
+        load_model(path, 4)
+
+
 def test_categories_of_text_are_looked_up(tmp_path: Path) -> None:
     nodes = [
         node("Gather", ["c", "first"], ["column"], axis=1),
