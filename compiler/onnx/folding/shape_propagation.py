@@ -20,9 +20,17 @@ from veltair.compiler.onnx.branches import take_branch
 from veltair.compiler.onnx.constants import captured_names, inner_graphs, read_names
 from veltair.compiler.onnx.folding.composed_operators import expand_composed
 from veltair.compiler.onnx.folding.fused_operators import expand_fused
-from veltair.compiler.onnx.folding.ml_operators import expand_ml
+from veltair.compiler.onnx.folding.ml_operators import DOMAIN, expand_ml
 from veltair.compiler.onnx.node_attributes import attribute
-from veltair.compiler.onnx.node_evaluation import Array, NodeEvaluator, Shape, TensorType, infer_foreign, infer_node
+from veltair.compiler.onnx.node_evaluation import (
+    Array,
+    NodeEvaluator,
+    Shape,
+    TensorType,
+    infer_foreign,
+    infer_node,
+    measure_node,
+)
 from veltair.compiler.onnx.simplify import describe_error
 from veltair.errors import ModelError
 
@@ -199,7 +207,11 @@ class ShapePropagation:
             known = all(name in types and types[name].shape is not None for name in used if name)
             return infer_foreign(node, self._opsets, types, values) if known else {}
         try:
-            return infer_node(node, opset, types, values)
+            found = infer_node(node, opset, types, values)
+            if node.domain == DOMAIN and any(name not in found or found[name].shape is None for name in node.output):
+                # Of trees and their like ONNX infers no shapes, and files state wrong ones: skl2onnx one target always.
+                found |= measure_node(node, self._opsets, types)
+            return found
         except Exception as error:  # ONNX raises whatever its checks raise
             if lenient or self._stated is not None:  # ONNX Runtime has loaded the model, and knows better
                 return {}

@@ -59,9 +59,7 @@ def give_matrices(proto: onnx.ModelProto, path: Path) -> None:
         if kind not in (None, "tensor_type"):
             raise ModelError(f"{path}: output {value.name!r} is of {kind.replace('_', ' ')}; expected a tensor")
         if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
-            raise ModelError(
-                f"{path}: output {value.name!r} is text; expected numbers (labels of classes: encode them before training)"
-            )
+            raise ModelError(f"{path}: output {value.name!r} is text; expected numbers, such as those of classes")
 
 
 def as_matrix(value: Any, labels: Labels) -> NDArray[np.float32]:
@@ -75,7 +73,7 @@ def as_matrix(value: Any, labels: Labels) -> NDArray[np.float32]:
 
 
 def _is_map(node: onnx.NodeProto) -> bool:
-    return node.op_type == ZIP_MAP and node.domain == DOMAIN
+    return bool(node.op_type == ZIP_MAP and node.domain == DOMAIN)
 
 
 def _labels(node: onnx.NodeProto) -> Labels:

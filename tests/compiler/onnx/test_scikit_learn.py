@@ -116,6 +116,29 @@ def test_numbers_that_nodes_compute_are_no_features(tmp_path: Path) -> None:
     assert operators.count("onnxruntime") == 1
 
 
+def test_trees_have_the_targets_that_they_have(tmp_path: Path) -> None:
+    """Skl2onnx states one target, however many a forest has."""
+    trees: dict[str, Any] = {
+        "n_targets": 2,
+        "nodes_treeids": [0, 0, 0],
+        "nodes_nodeids": [0, 1, 2],
+        "nodes_featureids": [0, 0, 0],
+        "nodes_values": [0.0, 0, 0],
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+        "nodes_truenodeids": [1, 0, 0],
+        "nodes_falsenodeids": [2, 0, 0],
+        "target_treeids": [0, 0, 0, 0],
+        "target_nodeids": [1, 1, 2, 2],
+        "target_ids": [0, 1, 0, 1],
+        "target_weights": [1.0, 2, 3, 4],
+    }
+    nodes = [node("TreeEnsembleRegressor", ["x"], ["y"], domain=ML, **trees)]
+    path = saved(tmp_path / "net.onnx", nodes, [port("x", FLOAT, ["n", 3])], [port("y", FLOAT, ["n", 1])])
+    x = random.standard_normal((4, 3), np.float32)
+    (found,), _ = run_layers(path, {"x": x}, "fp32", batch=4)
+    np.testing.assert_array_equal(found, np.where(x[:, :1] <= 0, [[1, 2]], [[3, 4]]))
+
+
 @pytest.mark.parametrize("kind", ["float64", "float16", "int16", "uint16", "uint32", "uint64"])
 def test_inputs_and_outputs_of_other_types(tmp_path: Path, kind: str) -> None:
     """scikit-learn's data is float64, and skl2onnx takes the type of the data that it is shown."""
