@@ -13,6 +13,7 @@ from veltair.compiler.features.feature_model import FeatureModel
 from veltair.compiler.features.feature_reference import reference_inputs as columns_of
 from veltair.compiler.features.from_onnx.standard_copy import ClassedValues, HashedIds, standard_copy
 from veltair.compiler.features.random_features import RawValues
+from veltair.compiler.onnx.scikit_learn.class_maps import as_matrix, labels_of_session
 from veltair.compiler.tuning.correctness import largest_errors
 from veltair.compiler.verification_report import is_settled
 from veltair.errors import ModelError
@@ -56,6 +57,7 @@ class ReferenceModel:
             self._session: Any = ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime raises its own types
             raise ModelError(f"{model}: ONNX Runtime cannot load it: {error}") from None
+        self._labels = labels_of_session(self._session, model)
 
     def outputs(self, feeds: Mapping[str, NDArray[Any]], raw: Mapping[str, RawValues], batch: int) -> Arrays:
         """What `Manifest.output_tensors` hold. `raw`: the features that its other inputs are computed from."""
@@ -100,11 +102,13 @@ class ReferenceModel:
     def plain_outputs(self, given: Mapping[str, Any], batch: int) -> Arrays:
         """The model's outputs, in the manifest's order."""
         feeds = self._empty_inputs(batch) | dict(given)
+        names = [port.name for port in self._manifest.outputs]
         try:
-            found: Arrays = self._session.run([port.name for port in self._manifest.outputs], feeds)
+            found = self._session.run(names, feeds)
         except Exception as error:  # ONNX Runtime raises its own types
             raise ModelError(f"{self._model}: ONNX Runtime cannot run it at batch {batch}: {error}") from None
-        return found
+        labels = [self._labels.get(name) for name in names]
+        return [as_matrix(value, own) if own else value for value, own in zip(found, labels, strict=True)]
 
     def _empty_inputs(self, batch: int) -> dict[str, NDArray[Any]]:
         """Those without elements, which an artifact does not have (`folding.empty_tensors`)."""

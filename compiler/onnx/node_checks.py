@@ -18,7 +18,7 @@ from veltair.types import TensorSpec
 
 VALUE_TYPES = frozenset(
     {
-        *("float32", "float64", "bool"),
+        *("float32", "float64", "float16", "bool"),
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     }
 )
@@ -87,7 +87,8 @@ def check_values(
             _check_indices(node, values[node.input[0]].shape, constants[node.input[1]], where)
         for spec in (values[name] for name in node.output if name):
             if spec.dtype not in VALUE_TYPES:
-                raise ModelError(f"{where}: operator {node.op_type} gives {spec.dtype}; expected float32 or integers")
+                expected = "float32, float64, float16, bool or integers"
+                raise ModelError(f"{where}: operator {node.op_type} gives {spec.dtype}; expected {expected}")
             if 0 in spec.shape:
                 raise ModelError(f"{where}: operator {node.op_type} gives an empty tensor of shape {spec.shape}")
 

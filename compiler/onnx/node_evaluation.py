@@ -101,6 +101,36 @@ def infer_foreign(
     return found
 
 
+def measure_node(
+    node: onnx.NodeProto, opsets: Mapping[str, int], types: Mapping[str, TensorType]
+) -> dict[str, TensorType]:
+    """Types of the outputs of an operator whose shapes no values decide, from a run of it on zeros; empty where ONNX
+    Runtime does not run it, or an input is text.
+
+    opsets: versions of operator sets, by domain.
+    """
+    if any(known.shape is None or known.kind == onnx.TensorProto.STRING for known in types.values()):
+        return {}
+    inputs = [onnx.ValueInfoProto(name=name, type=known.proto()) for name, known in types.items()]
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    ids = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    model = helper.make_model(
+        helper.make_graph([node], "node", inputs, outputs), opset_imports=ids, ir_version=IR_VERSION
+    )
+    session = _session(model.SerializeToString())
+    if session is None:
+        return {}
+    feeds = {n: np.zeros(k.shape or (), helper.tensor_dtype_to_np_dtype(k.kind)) for n, k in types.items()}
+    try:
+        found = dict(zip((value.name for value in outputs), session.run(None, feeds), strict=True))
+    except Exception:  # ONNX Runtime raises whatever its kernels raise
+        return {}
+    arrays = {name: np.asarray(value) for name, value in found.items() if isinstance(value, np.ndarray)}
+    return {
+        n: TensorType(helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in arrays.items() if a.dtype != object
+    }
+
+
 def _told(node: onnx.NodeProto, values: Mapping[str, Array]) -> dict[str, onnx.TensorProto]:
     """The values of inputs that inference is told."""
     return {

@@ -35,6 +35,8 @@ from veltair.compiler.onnx.quantised.nodes import (
 )
 from veltair.compiler.onnx.quantised.tables import extract_quantised_tables
 from veltair.compiler.onnx.recurrent_layout import put_steps_first
+from veltair.compiler.onnx.scikit_learn.class_maps import give_matrices
+from veltair.compiler.onnx.scikit_learn.text_encoders import spell_encoders
 from veltair.compiler.onnx.shape_inference import infer_shapes
 from veltair.compiler.onnx.simplify import describe_error, save_model, simplify_model
 from veltair.errors import ModelError
@@ -47,7 +49,10 @@ IR_VERSION = 13  # the newest that ONNX Runtime reads
 NEWEST_OPSET = 26  # likewise
 OPSET = 17  # older models are converted up to it
 MAX_BATCH = 32  # the limit of a dynamic batch where neither the caller nor the model states one
-PORT_TYPES = {"float32", "int64", "int32", "bool", "uint8", "int8"}
+PORT_TYPES = {
+    *("float32", "float64", "float16", "bool"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+}
 RUN_ELSEWHERE = frozenset({"ai.onnx.ml", "com.microsoft"})  # domains that ONNX Runtime has beside standard ONNX
 PROTOBUF_BYTES = 2**31 - 1
 
@@ -114,6 +119,7 @@ def load_model(
     check_nodes(proto, path)
     widen_four_bits(proto, path)
     name_nodes(proto)
+    spell_encoders(proto)
     bags = give_bags_rows(proto, bag_room or {}, path)
     if fixed and bags.ragged:
         raise ModelError(
@@ -158,7 +164,7 @@ def load_model(
     for spec in (*inputs, *outputs):
         if spec.dtype not in PORT_TYPES:
             raise ModelError(
-                f"{path}: tensor {spec.name!r} is {spec.dtype}; expected float32, bool or a common integer"
+                f"{path}: tensor {spec.name!r} is {spec.dtype}; expected float32, float64, float16, bool or an integer"
             )
         if any(d < 0 for d in spec.shape[1:]):
             raise ModelError(
@@ -199,6 +205,7 @@ def parse_model(path: Path) -> onnx.ModelProto:
     if not any(entry.domain in STANDARD for entry in proto.opset_import):
         # Trees and pipelines may have operators of ai.onnx.ml alone.
         proto.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+    give_matrices(proto, path)
     return proto
 
 

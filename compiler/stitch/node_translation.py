@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 
@@ -233,10 +234,12 @@ def _pow(node: onnx.NodeProto, out: NodeTranslation, x: Sequence[OpTerm]) -> Non
 
 def _clip(node: onnx.NodeProto, out: NodeTranslation, x: Sequence[OpTerm]) -> None:
     low, high = [*x[1:], "", ""][:2]
-    bounds = [(kind, bound) for kind, bound in (("max", low), ("min", high)) if bound != ""]
-    value = x[0]
-    for i, (kind, bound) in enumerate(bounds, 1):
-        value = out.put(kind, value, bound, last=i == len(bounds))
+    if any(isinstance(bound, float) and math.isnan(bound) for bound in (low, high)):
+        raise LookupError("Clip")  # ONNX Runtime takes NaN for no bound
+    # A bound that is left out is the greatest float (ONNX), which an infinity is beyond.
+    limit = float(np.finfo(np.float32).max)
+    value = out.put("max", x[0], -limit if low == "" else low)
+    out.put("min", value, limit if high == "" else high, last=True)
 
 
 def _gelu(node: onnx.NodeProto, out: NodeTranslation, x: Sequence[OpTerm]) -> None:

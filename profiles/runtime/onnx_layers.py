@@ -31,6 +31,7 @@ MOST_BINDINGS = 64  # of each session: a slot's tensors are bound once
 TYPES: dict[str, np.dtype[Any]] = {  # ONNX Runtime's names of element types
     "tensor(float)": np.dtype("float32"),
     "tensor(double)": np.dtype("float64"),
+    "tensor(float16)": np.dtype("float16"),
     "tensor(bool)": np.dtype("bool"),
     **{f"tensor({sign}int{bits})": np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }

@@ -54,6 +54,7 @@ def measure_accuracy(artifact: Artifact | str | Path, model: str | Path, samples
     import onnxruntime as ort
 
     from veltair.compiler.onnx.onnx_model import load_model, parse_model  # loads TVM's compiler
+    from veltair.compiler.onnx.scikit_learn.class_maps import as_matrix, labels_of_session
     from veltair.compiler.quantisation.samples import model_inputs, read_samples
 
     path = Path(model)
@@ -75,6 +76,7 @@ def measure_accuracy(artifact: Artifact | str | Path, model: str | Path, samples
         names = [port.name for port in manifest.outputs]
         if missing := set(names) - {output.name for output in session.get_outputs()}:
             raise ModelError(f"{path}: expected an output {min(missing)!r}, which the artifact has")
+        labels = labels_of_session(session, path)
         sums = {name: _Sums() for name in names}
         for feed in given.feeds():
             try:
@@ -82,7 +84,8 @@ def measure_accuracy(artifact: Artifact | str | Path, model: str | Path, samples
             except Exception as error:
                 raise ModelError(f"{path}: ONNX Runtime cannot run it on the samples: {error}") from None
             found = ours(feed)
-            for name, wanted in zip(names, expected, strict=True):
+            for name, answer in zip(names, expected, strict=True):
+                wanted = as_matrix(answer, labels[name]) if name in labels else answer
                 if found[name].shape != wanted.shape:
                     raise ModelError(f"output {name!r}: shape {found[name].shape}, expected {wanted.shape} of {path}")
                 sums[name].add(found[name].astype(np.float64), np.asarray(wanted).astype(np.float64))

@@ -16,7 +16,7 @@ from veltair.compiler.features.feature_tables import FeatureTable
 from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW, find_bucketize
 from veltair.compiler.features.from_onnx.class_columns import ClassColumns
 from veltair.compiler.features.from_onnx.class_graph import ClassGraph
-from veltair.compiler.features.from_onnx.column_reader import TEXTUAL, WAYS, ColumnReader
+from veltair.compiler.features.from_onnx.column_reader import WAYS, ColumnReader, is_textual
 from veltair.compiler.features.from_onnx.crosses import CROSS
 from veltair.compiler.features.from_onnx.graph_rewriter import ColumnTensor, GraphRewriter
 from veltair.compiler.features.from_onnx.hash_buckets import STRONG, is_hash
@@ -28,6 +28,7 @@ from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.errors import ModelError
 
 WRITTEN = ("StringSplit", "StringNormalizer", "StringConcat")  # operators on text that the reader's errors speak of
+FOREIGN = (TENSORFLOW, CROSS, STRONG)  # operators that TensorFlow's conversion writes, which only columns take
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,10 @@ def extract_columns(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | No
 
     Raises ModelError that names the node which cannot be taken.
     """
-    foreign = any(node.op_type in TEXTUAL or node.op_type == TENSORFLOW for node in proto.graph.node)
-    foreign |= any(node.op_type in (CROSS, STRONG) for node in proto.graph.node)
+    index = OnnxGraphIndex(proto, path)
+    foreign = any(is_textual(node, index) or node.op_type in FOREIGN for node in proto.graph.node)
     foreign |= any(i.type.tensor_type.elem_type == TensorProto.STRING for i in proto.graph.input)
-    if not foreign and not find_bucketize(OnnxGraphIndex(proto, path), NUMERIC):
+    if not foreign and not find_bucketize(index, NUMERIC):
         return None
     drop_proved_steps(proto.graph)
     graph = proto.graph
@@ -108,7 +109,8 @@ def _extract(proto: onnx.ModelProto, path: Path, classes: Mapping[str, ValueClas
 
 def _check_taken(proto: onnx.ModelProto, path: Path, reader: ColumnReader) -> None:
     """Raises ModelError for a node that reads text, or a feature, beside the columns."""
+    index = OnnxGraphIndex(proto, path)
     for node in proto.graph.node:
-        foreign = node.op_type in (*TEXTUAL, TENSORFLOW, CROSS, STRONG) or is_hash(node)
+        foreign = is_textual(node, index) or node.op_type in FOREIGN or is_hash(node)
         if foreign or any(name in reader.features for name in node.input):
             raise ModelError(f"{path}: node {node.name!r}: operator {node.op_type} reads what no column does; {WAYS}")

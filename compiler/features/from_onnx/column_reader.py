@@ -23,7 +23,7 @@ from veltair.compiler.features.from_onnx.hash_buckets import HASHES, MOST_BUCKET
 from veltair.compiler.features.from_onnx.id_operators import NUMERIC, apply_operators, find_encoder
 from veltair.compiler.features.from_onnx.identify_columns import LOOKUPS, gathered_tables, identify_columns
 from veltair.compiler.features.from_onnx.key_sources import KeySource, find_key_source
-from veltair.compiler.features.from_onnx.label_encoders import ENCODERS, KeyEncoding, read_encoding
+from veltair.compiler.features.from_onnx.label_encoders import ENCODERS, KeyEncoding, encodes_features, read_encoding
 from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
 from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.compiler.onnx.node_attributes import attribute
@@ -35,6 +35,11 @@ WAYS = (
     "text goes through StringConcat, StringNormalizer, StringSplit, LabelEncoder, CategoryMapper or "
     "StringToHashBucketFast to a Gather of a constant table, or is cast"
 )
+
+
+def is_textual(node: onnx.NodeProto, graph: OnnxGraphIndex) -> bool:
+    """Whether a node reads text, or the values of a feature, as columns do."""
+    return encodes_features(node, graph) if node.op_type in ENCODERS else node.op_type in TEXTUAL
 
 
 class ColumnReader:
@@ -49,7 +54,7 @@ class ColumnReader:
             "veltair.max_bytes", str(DEFAULT_TEXT_BYTES)
         )
         self._buckets = find_bucketize(self.graph, NUMERIC)
-        encoders = [node.name for node in self.graph.nodes if node.op_type in ENCODERS or is_hash(node)]
+        encoders = [node.name for node in self.graph.nodes if encodes_features(node, self.graph) or is_hash(node)]
         self._encoders = (*encoders, *self._buckets)
         self.features: dict[str, Feature] = {}
         self.columns: dict[str, FeatureColumn] = {}
@@ -61,11 +66,11 @@ class ColumnReader:
         by_name = {node.name: node for node in nodes}
         for subgraph in identify_columns(nodes, gathered_tables(self._proto)):
             members = [by_name[name] for name in subgraph.operators]
-            if any(node.op_type in TEXTUAL or node.name in self._buckets for node in members):
+            if any(is_textual(node, self.graph) or node.name in self._buckets for node in members):
                 for lookup in (n for n in members if n.op_type in LOOKUPS and n.input[0] == subgraph.table):
                     self._lookup(lookup)
         for node in nodes:
-            if node.op_type in ENCODERS and self._encoding(node).values.dtype.kind == "f":
+            if encodes_features(node, self.graph) and self._encoding(node).values.dtype.kind == "f":
                 self._floats(node)
             elif node.op_type == "Cast" and self._is_text(node.input[0]):
                 self._number(node)

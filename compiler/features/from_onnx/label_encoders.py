@@ -10,9 +10,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
 from veltair.compiler.onnx.node_attributes import attribute
 
 ENCODERS = ("LabelEncoder", "CategoryMapper")
+TEXT_KEYS = ("keys_strings", "cats_strings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,21 @@ class KeyEncoding:
 
     keys: tuple[str | int, ...]
     values: NDArray[Any]  # int64 or float32: one for each key, and the last for any other
+
+
+def encodes_features(node: onnx.NodeProto, graph: OnnxGraphIndex) -> bool:
+    """Whether a node is an encoder of text, or of an input's numbers; numbers that nodes compute are no feature."""
+    if node.op_type not in ENCODERS:
+        return False
+    if any(attribute(node, name, []) for name in TEXT_KEYS):
+        return True
+    tensor = attribute(node, "keys_tensor", None)
+    if tensor is not None and tensor.data_type == onnx.TensorProto.STRING:
+        return True
+    name = node.input[0]
+    while (before := graph.producer.get(name)) is not None and before.op_type in VIEWS:
+        name = before.input[0]
+    return before is None
 
 
 def read_encoding(node: onnx.NodeProto) -> KeyEncoding:

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax, te, tirx, topi
 from tvm.relax.frontend.onnx import onnx_frontend
@@ -105,6 +106,64 @@ class _ThresholdedRelu(onnx_frontend.ThresholdedRelu):  # type: ignore[misc]  # 
         return relax.op.where(above, inputs[0], _number(0.0, inputs[0]))
 
 
+class _Clip(onnx_frontend.Clip):  # type: ignore[misc]  # TVM has no types
+    """ONNX Clip: a bound that is left out is the greatest float, so that an infinity becomes that."""
+
+    @classmethod
+    def _impl_v13(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        x, low, high = [*inputs, None, None][:3]
+        if _is_float(x):
+            limit = float(np.finfo(str(x.ty.dtype.dtype)).max)
+            low = _number(-limit, x) if low is None else low
+            high = _number(limit, x) if high is None else high
+        return super()._impl_v13(bb, [x, low, high], attr, params)
+
+
+class _Hardmax(onnx_frontend.Hardmax):  # type: ignore[misc]  # TVM has no types
+    """ONNX Hardmax: a one at the first of the greatest values, also in a row of -infinity."""
+
+    @classmethod
+    def _impl_v13(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        axis = attr.get("axis", -1) % len(inputs[0].ty.shape)
+        find = UNORDERED["ArgMax"].get_converter(13)
+        places = find(bb, inputs, {"axis": axis, "keepdims": 1}, params)
+
+        def ones(places: Any, data: Any) -> Any:
+            def element(*at: Any) -> Any:
+                chosen = places(*at[:axis], 0, *at[axis + 1 :])
+                return tirx.Cast(str(data.dtype), tirx.EQ(chosen, tirx.Cast("int64", at[axis])))
+
+            return te.compute(data.shape, element, name="hardmax")
+
+        return bb.emit_te(ones, places, inputs[0])
+
+
+class _ReduceLogSumExp(onnx_frontend.ReduceLogSumExp):  # type: ignore[misc]  # TVM has no types
+    """ONNX ReduceLogSumExp: infinite where a value is, or where all are -infinity.
+
+    The greatest value, which is taken off, is finite: an infinity less itself is NaN.
+    """
+
+    @classmethod
+    def get_converter(cls, opset: int) -> Any:
+        def convert(bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+            x, axes = inputs[0], attr.get("axes", None)
+            if len(inputs) > 1 and inputs[1] is not None:
+                axes = onnx_frontend.get_constant(inputs[1], params).value.numpy().reshape(-1).tolist()
+            if not axes and attr.get("noop_with_empty_axes", 0):
+                return x
+            axes, limit = list(axes) if axes else None, float(np.finfo(str(x.ty.dtype.dtype)).max)
+            greatest = bb.normalize(relax.op.max(x, axes, True))
+            greatest = bb.normalize(relax.op.maximum(greatest, _number(-limit, x)))
+            greatest = bb.normalize(relax.op.minimum(greatest, _number(limit, x)))
+            powers = bb.normalize(relax.op.exp(bb.normalize(relax.op.subtract(x, greatest))))
+            total = bb.normalize(relax.op.log(bb.normalize(relax.op.sum(powers, axes, True))))
+            found = bb.normalize(relax.op.add(total, greatest))
+            return found if attr.get("keepdims", 1) else relax.op.squeeze(found, axes)
+
+        return convert
+
+
 def _arg_reduction(converter: Any, better: Callable[[Any, Any], Any], or_same: Callable[[Any, Any], Any]) -> Any:
     """TVM's converter of ONNX ArgMax or ArgMin, whose place is inside of the axis whatever the values are.
 
@@ -170,6 +229,9 @@ UNORDERED = {  # by operator
     "Or": _joining(onnx_frontend.Or, topi.bitwise_or),
     "Xor": _joining(onnx_frontend.Xor, topi.bitwise_xor),
     "ArgMax": _arg_reduction(onnx_frontend.ArgMax, operator.gt, operator.ge),
+    "Clip": _Clip,
+    "Hardmax": _Hardmax,
+    "ReduceLogSumExp": _ReduceLogSumExp,
     "ArgMin": _arg_reduction(onnx_frontend.ArgMin, operator.lt, operator.le),
     "Equal": _Equal,
     "Sub": _Sub,

@@ -1,11 +1,15 @@
-"""Tensors of known values that grow with the batch, seen along the axes that do."""
+"""How tensors grow with the batch: their dimensions, and known values seen along the axes that grow."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from veltair.compiler.onnx.folding.shape_propagation import TensorFacts, same_values
 from veltair.compiler.onnx.node_evaluation import Array, TensorType
+
+BATCHES = (7, 11)  # the sample sizes: what differs between them depends on the batch
 
 
 def one_row(facts: TensorFacts) -> Array | None:
@@ -24,3 +28,22 @@ def with_axis_first(facts: TensorFacts, axis: int) -> TensorFacts:
     values = tuple(np.moveaxis(value, axis, 0) for value in facts.values)
     types = tuple(TensorType(t.kind, v.shape) for t, v in zip(facts.types, values, strict=True))
     return TensorFacts(types, values)
+
+
+def dimension(extents: Sequence[int]) -> int | None:
+    """A dimension from its extents at the sample sizes: fixed, -k for k times the batch, or None for anything else.
+
+    >>> dimension((4, 4)), dimension((14, 22)), dimension((49, 121))
+    (4, -2, None)
+    """
+    first = extents[0]
+    if all(extent == first for extent in extents):
+        return first
+    times = first // BATCHES[0]
+    return -times if all(e == times * b for e, b in zip(extents, BATCHES, strict=True)) else None
+
+
+def has_batch_elsewhere(facts: TensorFacts) -> bool:
+    """Whether a tensor that inputs decide has the batch in another dimension than the first, or not in proportion."""
+    dims = [dimension(extents) for extents in zip(*facts.shapes, strict=True)]
+    return facts.values is None and (None in dims or any(dim is not None and dim < 0 for dim in dims[1:]))

@@ -16,7 +16,7 @@ import onnx
 from onnx import helper
 
 from veltair.compiler.onnx.constants import captured_names, needed_nodes
-from veltair.compiler.onnx.folding.batch_axes import one_row, with_axis_first
+from veltair.compiler.onnx.folding.batch_axes import BATCHES, dimension, has_batch_elsewhere, one_row, with_axis_first
 from veltair.compiler.onnx.folding.element_wise import BROADCASTING
 from veltair.compiler.onnx.folding.empty_tensors import without_empty
 from veltair.compiler.onnx.folding.folded_graph import FoldedGraph
@@ -33,7 +33,6 @@ from veltair.errors import ModelError
 from veltair.profiles.artifact.manifest import Port
 from veltair.types import TensorSpec
 
-BATCHES = (7, 11)  # the sample sizes: what differs between them depends on the batch
 INITIAL_STATES = (5, 6)  # inputs of recurrent operators
 
 
@@ -57,10 +56,14 @@ def fold_shapes(
     """
     propagation, facts = _propagate(proto, constants, dynamic, path, fallback=fallback)
     sized: Mapping[str, Port] = {}
-    if unstated := {output.name for output in proto.graph.output} - facts.keys():
-        proto, sized, added = give_room(proto, unstated, output_room, dynamic, path)
+    # An output that has the batch twice, or behind another dimension, is given like one whose extents values decide.
+    outputs = {output.name for output in proto.graph.output}
+    elsewhere = {name for name in outputs & facts.keys() if fallback and has_batch_elsewhere(facts[name])}
+    if unstated := elsewhere | (outputs - facts.keys()):
+        ranks = {name: len(facts[name].shapes[0]) for name in elsewhere}
+        proto, sized, added = give_room(proto, unstated, output_room, dynamic, path, ranks)
         constants = {**constants, **added}
-        propagation, facts = _propagate(proto, constants, dynamic, path, fallback=fallback)
+        propagation, facts = _propagate(proto, constants, dynamic, path, fallback=fallback, unknown=unstated)
     given, outputs = propagation.nodes, {output.name for output in proto.graph.output}
     kinds = {n: f.types[0].kind for n, f in facts.items() if f.values is None} if fallback else {}
     opaque = propagation.opaque | narrow_floats(given, kinds)
@@ -92,9 +95,15 @@ def fold_shapes(
 
 
 def _propagate(
-    proto: onnx.ModelProto, constants: Mapping[str, Array], dynamic: bool, path: Path, *, fallback: bool
+    proto: onnx.ModelProto,
+    constants: Mapping[str, Array],
+    dynamic: bool,
+    path: Path,
+    *,
+    fallback: bool,
+    unknown: Set[str] = frozenset(),
 ) -> tuple[ShapePropagation, Mapping[str, TensorFacts]]:
-    """What is known of every tensor of the graph."""
+    """What is known of every tensor of the graph. `unknown`: those whose shape counts as one that cannot be told."""
     inputs = {
         value.name: _input_facts(value, BATCHES if dynamic else BATCHES[:1])
         for value in proto.graph.input
@@ -103,7 +112,7 @@ def _propagate(
     outputs = {output.name for output in proto.graph.output}
     symbols = batch_symbols(proto.graph) if dynamic else frozenset()
     stated = _stated(proto.graph.output, symbols) if fallback else None
-    propagation = ShapePropagation(proto.graph.node, _opsets(proto), inputs, constants, outputs, path, stated)
+    propagation = ShapePropagation(proto.graph.node, _opsets(proto), inputs, constants, outputs, path, stated, unknown)
     return propagation, propagation.run()
 
 
@@ -114,19 +123,10 @@ def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
 def tensor_spec(name: str, facts: TensorFacts, path: Path) -> TensorSpec:
     """The type and shape of a tensor; -k stands for k times the batch."""
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(facts.types[0].kind))
-    dims = [_dimension(extents) for extents in zip(*facts.shapes, strict=True)]
+    dims = [dimension(extents) for extents in zip(*facts.shapes, strict=True)]
     if any(dim is None for dim in dims):
         raise ModelError(f"{path}: tensor {name!r}: a dimension grows with the batch, but not in proportion")
     return TensorSpec(name, "string" if dtype.kind == "O" else str(dtype), tuple(d for d in dims if d is not None))
-
-
-def _dimension(extents: Sequence[int]) -> int | None:
-    """A dimension from its extents at the sample sizes: fixed, -k for k times the batch, or None for anything else."""
-    first = extents[0]
-    if all(extent == first for extent in extents):
-        return first
-    times = first // BATCHES[0]
-    return -times if all(e == times * b for e, b in zip(extents, BATCHES, strict=True)) else None
 
 
 def _input_facts(value: onnx.ValueInfoProto, batches: Sequence[int]) -> TensorFacts:
@@ -275,7 +275,7 @@ class _Folding:
         if constant is not None:
             return constant
         assert facts.values is not None
-        spec = [_dimension(extents) for extents in zip(*facts.shapes, strict=True)]
+        spec = [dimension(extents) for extents in zip(*facts.shapes, strict=True)]
         if not spec or spec[0] is None or spec[0] >= 0 or any(dim is None or dim < 0 for dim in spec[1:]):
             return None
         table = facts.values[0][: -spec[0]]

@@ -20,9 +20,17 @@ from veltair.compiler.onnx.branches import take_branch
 from veltair.compiler.onnx.constants import captured_names, inner_graphs, read_names
 from veltair.compiler.onnx.folding.composed_operators import expand_composed
 from veltair.compiler.onnx.folding.fused_operators import expand_fused
-from veltair.compiler.onnx.folding.ml_operators import expand_ml
+from veltair.compiler.onnx.folding.ml_operators import DOMAIN, expand_ml
 from veltair.compiler.onnx.node_attributes import attribute
-from veltair.compiler.onnx.node_evaluation import Array, NodeEvaluator, Shape, TensorType, infer_foreign, infer_node
+from veltair.compiler.onnx.node_evaluation import (
+    Array,
+    NodeEvaluator,
+    Shape,
+    TensorType,
+    infer_foreign,
+    infer_node,
+    measure_node,
+)
 from veltair.compiler.onnx.simplify import describe_error
 from veltair.errors import ModelError
 
@@ -97,15 +105,19 @@ class ShapePropagation:
         outputs: Set[str],
         path: Path,
         stated: Mapping[str, TensorFacts] | None = None,
+        unknown: Set[str] = frozenset(),
     ) -> None:
-        """`stated`: what the file says of outputs whose shape nothing else tells; None: there may be no such tensor."""
+        """`stated`: what the file says of outputs whose shape nothing else tells; None: there may be no such tensor.
+
+        unknown: tensors whose shape counts as one that cannot be told.
+        """
         samples = len(next(iter(inputs.values())).types) if inputs else 1
         self._given, self._opsets, self._outputs, self._path = nodes, opsets, outputs, path
         self.nodes: list[onnx.NodeProto] = []  # those given; in place of some, the nodes that they stand for
         self.constants: dict[str, Array] = {}  # of such nodes
         self._makers: dict[str, onnx.NodeProto] = {}
         self.opaque: dict[str, str] = {}  # tensors whose shape cannot be told, and why
-        self._stated = stated
+        self._stated, self._unknown = stated, unknown
         self._facts = dict(inputs) | {n: TensorFacts.of_constant(a, samples) for n, a in constants.items()}
         self._evaluator = NodeEvaluator(opsets[""])
         self._samples = range(samples)
@@ -168,13 +180,13 @@ class ShapePropagation:
             return {name: TensorFacts(tuple(kind), tuple(value)) for name, kind, value in columns}
         found: dict[str, TensorFacts] = {}
         for name in names:
-            if all(name in at and at[name].shape is not None for at in types):
+            known = all(name in at and at[name].shape is not None for at in types)
+            if known and name not in self._unknown:
                 found[name] = TensorFacts.of_types(at[name] for at in types)
                 continue
-            reason = (
-                f"node {node.name!r}: the shape of {node.op_type}'s output {name!r} cannot be "
-                "inferred; it may depend on the values of the inputs"
-            )
+            why = "cannot be inferred; it may depend on the values of the inputs"
+            why = "has the batch in another dimension than the first" if known else why
+            reason = f"node {node.name!r}: the shape of {node.op_type}'s output {name!r} {why}"
             if self._stated is None:
                 raise ModelError(f"{self._path}: {reason}")
             if name in self._stated:
@@ -195,7 +207,11 @@ class ShapePropagation:
             known = all(name in types and types[name].shape is not None for name in used if name)
             return infer_foreign(node, self._opsets, types, values) if known else {}
         try:
-            return infer_node(node, opset, types, values)
+            found = infer_node(node, opset, types, values)
+            if node.domain == DOMAIN and any(name not in found or found[name].shape is None for name in node.output):
+                # Of trees and their like ONNX infers no shapes, and files state wrong ones: skl2onnx one target always.
+                found |= measure_node(node, self._opsets, types)
+            return found
         except Exception as error:  # ONNX raises whatever its checks raise
             if lenient or self._stated is not None:  # ONNX Runtime has loaded the model, and knows better
                 return {}
@@ -216,10 +232,8 @@ class ShapePropagation:
         for inputs, before in zip(given, [None, *given], strict=False):
             same = before is not None and all(a is b for a, b in zip(inputs, before, strict=True))
             results = found[-1] if same else self._evaluator.run(node, inputs)
-            if results is None:
-                return None
-            if not all(isinstance(result, np.ndarray) for result in results):
-                raise ModelError(f"{self._path}: node {node.name!r}: {node.op_type} gives no tensor; expected one")
+            if results is None or not all(isinstance(result, np.ndarray) for result in results):
+                return None  # too costly, or a sequence, which has no shape
             found.append(results)
         return found
 

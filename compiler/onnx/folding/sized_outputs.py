@@ -26,11 +26,12 @@ PREFIX = "veltair/output/"  # of names that are added
 
 
 def give_room(
-    proto: onnx.ModelProto, names: Set[str], room: OutputRoom, dynamic: bool, path: Path
+    proto: onnx.ModelProto, names: Set[str], room: OutputRoom, dynamic: bool, path: Path, ranks: Mapping[str, int]
 ) -> tuple[onnx.ModelProto, dict[str, Port], dict[str, Array]]:
     """The model with two outputs in place of each of `names`, the ports that clients see, and constants.
 
     room: elements for each sample. dynamic: whether a symbolic first dimension of an input is the batch.
+    ranks: of outputs, as far as they are known; the others' have to be stated in the file.
     Raises ModelError naming an output whose rank is not known.
     """
     changed = onnx.ModelProto()
@@ -47,12 +48,12 @@ def give_room(
             outputs.append(value)
             continue
         tensor = value.type.tensor_type
-        if not tensor.HasField("shape"):
+        if not tensor.HasField("shape") and value.name not in ranks:
             raise ModelError(
                 f"{path}: output {value.name!r}: the values of the inputs decide how many dimensions it has"
             )
-        dims = [dim.dim_value for dim in tensor.shape.dim]
-        if dims and not dims[0] and tensor.shape.dim[0].dim_param in symbols:
+        dims = [dim.dim_value for dim in tensor.shape.dim] or [0] * ranks.get(value.name, 0)
+        if dims and tensor.shape.dim and not dims[0] and tensor.shape.dim[0].dim_param in symbols:
             dims[0] = -1
         space = room if isinstance(room, int) else room.get(value.name, OUTPUT_ROOM)
         port = ports[value.name] = Port(value.name, type_name(tensor.elem_type), tuple(dims), room=space)

@@ -43,6 +43,9 @@ def of_pairs() -> Case:
     for name in ("Sign", "Elu", "Selu", "ThresholdedRelu", "Relu"):
         nodes.append(node(name, ["a"], [name]))
         outputs.append(name)
+    for i, bounds in enumerate(([], ["one"], ["", "one"])):  # what is left out is the greatest float
+        nodes.append(node("Clip", ["a", *bounds], [f"Clip.{i}"]))
+        outputs.append(f"Clip.{i}")
     used = {"one": CONSTANTS["one"]}
     return Case(nodes, {"a": (-1, COUNT), "b": (-1, COUNT)}, outputs, used)
 
@@ -86,3 +89,13 @@ def test_reductions(width: int) -> None:
         found = run(case, case.region(len(rows)), {"r": rows}, len(rows))
     for name, ours, expected in zip(outputs, found, case.expected({"r": rows}, len(rows)), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=2e-5, err_msg=name)
+
+
+def test_infinities_in_sums_of_powers_and_the_place_of_the_greatest() -> None:
+    rows = np.array([[np.inf, 1, 2], [-np.inf, 1, 2], [np.inf, -np.inf, 0], [np.inf] * 3, [-np.inf] * 3], np.float32)
+    nodes = [node("ReduceLogSumExp", ["r", "axes"], ["total"], keepdims=0), node("Hardmax", ["r"], ["place"], axis=1)]
+    case = Case(nodes, {"r": (-1, 3)}, ["total", "place"], {"axes": CONSTANTS["axes"]})
+    with np.errstate(all="ignore"):
+        found = run(case, case.region(len(rows)), {"r": rows}, len(rows))
+    for ours, expected in zip(found, case.expected({"r": rows}, len(rows)), strict=True):
+        np.testing.assert_array_equal(ours, expected)

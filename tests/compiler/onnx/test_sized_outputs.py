@@ -117,6 +117,37 @@ def test_the_batch_in_front_of_what_varies(tmp_path: Path) -> None:
     assert model.sized["y"].shape == (-1, 0)
 
 
+# By name: the node from x (batch, 6) to y, and y's dimensions as the file states them.
+ELSEWHERE: dict[str, tuple[onnx.NodeProto, list[Any]]] = {
+    "twice": (node("Gemm", ["x", "x"], ["y"], transB=1), ["n", "n"]),  # each sample by each, as CLIP has it
+    "behind another dimension": (node("Transpose", ["x"], ["y"]), [6, "n"]),
+    "not in proportion": (node("Concat", ["x", "w"], ["y"], axis=0), ["rows", 6]),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_the_batch_in_another_dimension(tmp_path: Path, name: str) -> None:
+    made, dims = ELSEWHERE[name]
+    inputs = [helper.make_tensor_value_info("x", FLOAT, ["n", 6])]
+    graph = helper.make_graph([made], "net", inputs, [helper.make_tensor_value_info("y", FLOAT, dims)])
+    graph.initializer.append(numpy_helper.from_array(np.ones((2, 6), np.float32), "w"))
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    model = load_model(path, 4)
+    assert not model.mergeable  # another query's samples would be in each answer
+    session = ort.InferenceSession(str(path))
+    for size in (1, 3):
+        x = random.standard_normal((size, 6), dtype=np.float32)
+        (values, extents), _ = run(path, {"x": x}, "fp32", size)
+        expected: NDArray[Any] = session.run(["y"], {"x": x})[0]
+        assert tuple(extents) == expected.shape
+        np.testing.assert_allclose(
+            values.reshape(-1)[: expected.size].reshape(expected.shape), expected, rtol=1e-5, atol=1e-6
+        )
+    with pytest.raises(ModelError, match=r"in its first dimension alone|not in proportion"):
+        load_model(path, 4, fallback=False)
+
+
 def test_refused_without_the_fallback(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="the shape of NonZero's output"):
         load_model(save(tmp_path / "net.onnx", "coordinates", "n"), 4, fallback=False)
