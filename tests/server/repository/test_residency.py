@@ -15,8 +15,8 @@ from veltair.errors import OverloadedError, RefusalReason, RefusedError
 from veltair.profiles.artifact.sealed_artifact import SealedArtifact, SealedFiles
 from veltair.server.ipc.tenant_share import TenantShare
 from veltair.server.repository.artifact_loader import ArtifactLoader
-from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.folder_reads import FolderReads
+from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.memory_room import MemoryRoom
 from veltair.server.repository.model_state import AWAY, ModelState
 from veltair.server.repository.residency import Residency
