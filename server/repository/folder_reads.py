@@ -40,9 +40,13 @@ class FolderReads:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Result] = loop.create_future()
 
-        def tell(settle: Callable[[Any], None], value: object) -> None:
+        def settle(how: Callable[[Any], None], value: object) -> None:
+            if not answer.done():
+                how(value)
+
+        def tell(how: Callable[[Any], None], value: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(lambda: answer.done() or settle(value))
+                loop.call_soon_threadsafe(settle, how, value)
 
         def work() -> None:
             try:

@@ -160,8 +160,8 @@ class ModelControl:
     async def _reload(self) -> list[str]:
         async with self._one_at_a_time:
             refuse_while_draining(self.engine)
-            served = {each.name for each in self.engine.models.all()} if self.engine else set()
-            config, (entries, broken) = await self._reads.run(read_again, self.read_config, self._config, served)
+            names = {each.name for each in self.engine.models.all()} if self.engine else set()
+            config, (entries, broken) = await self._reads.run(read_again, self.read_config, self._config, names)
             try:
                 done = self.on_reload(config)
             except ConfigError as error:
