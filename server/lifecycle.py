@@ -69,7 +69,7 @@ async def reload_when_asked(asked: asyncio.Event, control: ModelControl, manager
         manager.reloading()
         try:
             done = await control.reload()
-        except VeltairError as error:
+        except (VeltairError, OSError, MemoryError) as error:  # the next one may succeed
             _log.error("%s", error, extra=event("reload_failed"))
         else:
             changes = ", ".join(done) or "nothing has changed"

@@ -10,7 +10,8 @@ import msgspec
 from veltair.errors import ConfigError
 
 Role = Literal["infer", "metrics", "admin"]
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+NAME_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
+Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 DnsName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,253}$")]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
 import os
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Collection
 
 import veltair
+from veltair.ending_signals import interruptible_at_once, tidied_up
 from veltair.error_line import print_error
 from veltair.errors import UserError, VeltairError
 
@@ -38,6 +40,7 @@ COMMANDS = {
     "man": ("veltair.commands.shell.manual", "print the man page"),
 }
 
+OWN_SIGNALS = ("serve",)  # it drains; and a service manager takes the code 143 for a failure, and SIGTERM for none
 
 FIRST_STEPS = """\
 veltair serves several models on one CPU machine, each within a latency target of its own.
@@ -75,7 +78,10 @@ def build_parser(loaded: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. Returns the exit code: 0 success, 1 a check failed, 2 a bad input or disk, 130 interrupted."""
+    """Run one command. Returns the exit code: 0 success, 1 a check failed, 2 a bad input or disk, 130 interrupted.
+
+    Raises SystemExit with 143, 129 or 131 at SIGTERM, SIGHUP or SIGQUIT.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(errors="replace")  # ASCII and Latin-1 do not have what tables are drawn with
     arguments = sys.argv[1:] if argv is None else argv
@@ -83,9 +89,11 @@ def main(argv: list[str] | None = None) -> int:
         print(FIRST_STEPS)
         return 0
     called = next((a for a in arguments if not a.startswith("-")), None)
-    args = build_parser(() if called is None else (called,)).parse_args(arguments)
+    with interruptible_at_once("veltair"):
+        args = build_parser(() if called is None else (called,)).parse_args(arguments)
     try:
-        code: int = args.run(args)
+        with contextlib.nullcontext() if args.command in OWN_SIGNALS else tidied_up():
+            code: int = args.run(args)
     except UserError as error:
         print_error(args.command, str(error))
         return 2

@@ -161,7 +161,7 @@ def read_config(path: Path, server: Mapping[str, Any] = MappingProxyType({})) ->
 
 def read_tenant(path: Path, name: str, artifact: Path) -> TenantConfig:
     """A model of the repository: `path` may hold its settings, or not be there. Raises ConfigError."""
-    raw = read_toml(path) if os.path.lexists(path) else {}
+    raw = read_toml(path) if _is_there(path) else {}
     for key in ("name", "artifact"):
         if key in raw:
             raise ConfigError(f"{path}: {key}: the folder says it")
@@ -169,6 +169,17 @@ def read_tenant(path: Path, name: str, artifact: Path) -> TenantConfig:
         return msgspec.convert({"name": name, "artifact": str(artifact)} | raw, TenantConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {with_key_first(str(error), TenantConfig, raw)}") from None
+
+
+def _is_there(path: Path) -> bool:
+    """Raises ConfigError where nobody can tell: settings that cannot be read are not the defaults."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    return True
 
 
 def parse_config(raw: dict[str, Any], path: Path) -> ServeConfig:
@@ -202,23 +213,35 @@ def parse_config(raw: dict[str, Any], path: Path) -> ServeConfig:
         raise ConfigError(f"{path}: {error}") from None
     base = path.absolute().parent
     files = {key: getattr(config.server, key) for key in ("event_log", "counter_model", "repository")}
-    absolute = {key: None if file is None else str(base / file) for key, file in files.items()}
+    try:
+        absolute = _with_absolute(files, base, "server.")
+        tls = config.server.tls and msgspec.structs.replace(
+            config.server.tls, **_with_absolute(msgspec.structs.asdict(config.server.tls), base, "server.tls.")
+        )
+        tenants = tuple(
+            msgspec.structs.replace(t, **_with_absolute({"artifact": t.artifact}, base, f"tenants: {t.name}: "))
+            for t in config.tenants
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     if absolute["counter_model"] is not None:
         try:
             read_counter_coefficients(Path(absolute["counter_model"]))
         except ConfigError as error:
             raise ConfigError(f"{path}: server.counter_model: {error}") from None
-    tls = config.server.tls and _with_absolute_files(config.server.tls, base)
-    return ServeConfig(
-        server=msgspec.structs.replace(config.server, **absolute, tls=tls),
-        clients=config.clients,
-        tenants=tuple(msgspec.structs.replace(t, artifact=str(base / t.artifact)) for t in config.tenants),
-    )
+    server = msgspec.structs.replace(config.server, **absolute, tls=tls)
+    return ServeConfig(server=server, clients=config.clients, tenants=tenants)
 
 
-def _with_absolute_files(tls: TlsConfig, base: Path) -> TlsConfig:
-    files = msgspec.structs.asdict(tls)
-    return msgspec.structs.replace(tls, **{key: str(base / file) for key, file in files.items() if file is not None})
+def _with_absolute(files: Mapping[str, str | None], base: Path, table: str) -> dict[str, str | None]:
+    """Raises ConfigError for a path that is not UTF-8, which messages between processes cannot have."""
+    absolute = {key: None if file is None else str(base / file) for key, file in files.items()}
+    for key, file in absolute.items():
+        try:
+            os.fsencode(file or "").decode("utf-8")
+        except UnicodeDecodeError:
+            raise ConfigError(f"{table}{key}: expected a path in UTF-8, found {file!r}") from None
+    return absolute
 
 
 def changed_keys(before: msgspec.Struct | None, after: msgspec.Struct | None, table: str) -> list[str]:

@@ -216,13 +216,16 @@ def main(descriptor: int, cores: tuple[int, ...]) -> None:
         while True:
             try:
                 raw = connection.recv_bytes()
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 return
             try:
                 answer = bench.answer(decoder.decode(raw))
             except Exception as error:  # what a kernel raises is the answer, whatever it is
                 answer = MeasurementFailed(f"{type(error).__name__}: {error}"[:500])
-            connection.send_bytes(msgspec.msgpack.encode(answer))
+            try:
+                connection.send_bytes(msgspec.msgpack.encode(answer))
+            except BrokenPipeError:  # whoever asked was killed
+                return
 
 
 if __name__ == "__main__":

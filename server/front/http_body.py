@@ -14,6 +14,7 @@ from veltair.server.protocol.compressed_body import Unpacker
 from veltair.server.protocol.http_codec import decode_request
 from veltair.server.protocol.infer_request import InferRequest
 from veltair.server.protocol.json_parser import INLINE_BYTES, JsonParser
+from veltair.server.protocol.repository_request import check_control_body
 from veltair.server.protocol.request_bounds import only_value
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -80,6 +81,18 @@ async def read_body(request: Request, limit_bytes: int, hold: Callable[[int], No
         hold(len(chunk))
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def read_control_body(request: Request, what: str) -> None:
+    """Read the body of a load or unload, and check it. Raises RequestError or UnsupportedError; `what` does not happen.
+
+    A body beyond INLINE_BYTES brings a model's files, which have been refused before anybody has read them.
+    """
+    try:
+        body = await read_body(request, INLINE_BYTES)
+    except TooLargeError as error:
+        raise TooLargeError(f"{error}: models come from their folders alone; {what}") from None
+    check_control_body(body, what)
 
 
 async def read_infer_request(

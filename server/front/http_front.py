@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from veltair.errors import QueryError, RefusedError, RequestError, TooLargeError, UnsupportedError, quoted
 from veltair.server.front import metrics
-from veltair.server.front.http_body import HEADER_LENGTH, read_body, read_infer_request
+from veltair.server.front.http_body import HEADER_LENGTH, read_body, read_control_body, read_infer_request
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService
 from veltair.server.front.monitor.api_description import ApiPages
 from veltair.server.front.monitor.dashboard import Dashboard
@@ -33,7 +33,7 @@ from veltair.server.protocol.compressed_body import deflate, response_coding
 from veltair.server.protocol.failed_queries import CLIENT_CLOSED, one_line
 from veltair.server.protocol.http_codec import encode_response
 from veltair.server.protocol.json_parser import INLINE_BYTES
-from veltair.server.protocol.repository_request import check_control_body, wants_ready
+from veltair.server.protocol.repository_request import wants_ready
 from veltair.server.protocol.request_bounds import only_value
 
 RETRY_AFTER_S = 1
@@ -222,7 +222,7 @@ def _add_server(app: FastAPI, service: InferenceService) -> None:
         if action not in ("load", "unload"):
             raise HTTPException(404)
         control = service.require_control(what := f"{quoted(model)} is not {action}ed")
-        check_control_body(await read_body(request, INLINE_BYTES), what)
+        await read_control_body(request, what)
         await (control.load(model) if action == "load" else control.unload(model))
         return _json({})
 

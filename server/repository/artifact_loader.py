@@ -40,6 +40,7 @@ from veltair.server.ipc.process_setup import (
 _log = logging.getLogger("veltair.server")
 
 LOOK_S = 0.5  # between two looks at a process that has a question to answer
+END_S = 1.0  # for a killed process to go
 
 
 class HoldArtifacts(Message, frozen=True):
@@ -118,7 +119,10 @@ class ArtifactLoader:
         Raises ArtifactError for one that is missing, altered or inconsistent, or that others may write.
         """
         async with self._one_at_a_time:
-            channel = self._running()
+            try:
+                channel = self._running()
+            except OSError as error:
+                raise ArtifactError(f"{path}: the process that checks it cannot start: {error.strerror}") from None
             try:
                 channel.send(LoadArtifact(str(path)))
                 answer = await self._answer(channel)
@@ -190,7 +194,8 @@ class ArtifactLoader:
     def _end_process(self) -> None:
         if self._process is not None and self._channel is not None:
             self._process.kill()
-            self._process.wait()
+            with suppress(subprocess.TimeoutExpired):  # a file system that has gone may hold it beyond any signal
+                self._process.wait(END_S)
             self._channel.close()
         self._process = self._channel = None
 

@@ -15,6 +15,7 @@ from veltair.machine.topology import usable_machine
 from veltair.server.repository.artifact_loader import ArtifactLoader
 from veltair.server.repository.artifact_sizes import FoundArtifact, buffer_bytes, look_at, sealed_bytes
 from veltair.server.repository.engine_models import EngineModels
+from veltair.server.repository.folder_reads import FolderReads
 from veltair.server.repository.memory_budget import MemoryBudget, MemoryNeed, ResidentModel, first_residents
 from veltair.server.repository.model_folders import WantedVersion
 from veltair.server.repository.served_tenant import ServedTenant
@@ -36,13 +37,13 @@ class MemoryRoom:
         room.loaded(served, load_ns)
     """
 
-    def __init__(self, config: ServerConfig, loader: ArtifactLoader) -> None:
+    def __init__(self, config: ServerConfig, loader: ArtifactLoader, reads: FolderReads) -> None:
         self.engine: ServingEngine | None = None
         self.refresh: Callable[[], None] = lambda: None  # tells `ended` of queries that Python has not seen
         self.left_memory = Counter[str]()  # how often models of a tenant have
         self.using = Counter[tuple[str, str]]()  # queries in Python, by tenant and version
         self.load_ns: dict[str, int] = {}  # by digest: how long the last load took
-        self._loader = loader
+        self._loader, self._reads = loader, reads
         workers = config.workers or WORKERS_A_CORE * (config.cores or len(usable_machine().cores))
         self._workers = workers + config.spare_workers  # that hold all models, at most
         self._wait_ns = int(config.model_wait_s * 1e9)
@@ -93,7 +94,7 @@ class MemoryRoom:
         needs = []
         for each in sorted(wanted, key=lambda each: not each.entry.resident):
             with suppress(ArtifactError):  # it is met again by the check
-                found = await asyncio.to_thread(look_at, each.path)
+                found = await self._reads.run(look_at, each.path)
                 needs.append((each, self.need(found, batching=each.entry.batching)))
         return first_residents(needs, self._budget.most_bytes)
 
@@ -146,11 +147,10 @@ class MemoryRoom:
         held = 0 if self.numbered is None else self.numbered.held(served)
         return held > 0 or self.using[served.key] > 0
 
-    @staticmethod
-    async def _can_come_back(served: ServedTenant) -> bool:
+    async def _can_come_back(self, served: ServedTenant) -> bool:
         """Whether its folder is what it was."""
         try:
-            found = await asyncio.to_thread(look_at, served.artifact.path)
+            found = await self._reads.run(look_at, served.artifact.path)
         except ArtifactError:
             found = None
         sealed = sealed_bytes(served.artifact.files)

@@ -7,22 +7,33 @@ import logging
 import time
 from collections.abc import Callable
 
-from veltair.config import ServeConfig, TenantConfig, changed_keys
+from veltair.config import ServeConfig, TenantConfig
 from veltair.errors import ArtifactError, ConfigError, RequestError, UnknownModelError, VeltairError, quoted
 from veltair.profiles.artifact.sealed_artifact import SealedArtifact
 from veltair.server.ipc.daemon_events import EventKind, Report, report_nothing
 from veltair.server.repository.artifact_loader import ArtifactLoader
 from veltair.server.repository.artifact_sizes import look_at
 from veltair.server.repository.finished_changes import to_its_end
+from veltair.server.repository.folder_reads import FolderReads
 from veltair.server.repository.memory_room import MemoryRoom
 from veltair.server.repository.model_folders import (
     WantedVersion,
     configured_models,
+    find_model,
+    read_again,
     wanted_versions,
     without_folder,
 )
 from veltair.server.repository.model_memory import MemoryMoves
-from veltair.server.repository.model_state import AWAY, LOADING, READY, UNLOADED, UNLOADING, ModelState, index_rows
+from veltair.server.repository.model_state import (
+    LOADING,
+    READY,
+    UNLOADED,
+    UNLOADING,
+    ModelState,
+    ModelStates,
+    index_rows,
+)
 from veltair.server.repository.residency import Residency
 from veltair.server.repository.served_tenant import ServedTenant, served_tenant
 from veltair.server.repository.serving_engine import ServingEngine, refuse_while_draining
@@ -46,10 +57,10 @@ class ModelControl:
         """`report`: hears of what is loaded, unloaded and reloaded, and of what cannot be."""
         self._config, self.loader, self._report = config, loader, report
         self._entries: dict[str, TenantConfig] = {}
-        self._states: dict[tuple[str, str], ModelState] = {}
+        self._states, self._reads = ModelStates(), FolderReads()
         self._one_at_a_time = asyncio.Lock()
-        self.room = MemoryRoom(config.server, loader)
-        self.residency = Residency(config.server, self.room, loader, self._one_at_a_time)
+        self.room = MemoryRoom(config.server, loader, self._reads)
+        self.residency = Residency(config.server, self.room, loader, self._reads, self._one_at_a_time)
         self.engine: ServingEngine | None = None
         self.read_config: Callable[[], ServeConfig] = lambda: config  # as its file is now
         self.on_change: Callable[[], None] = lambda: None  # other models are live
@@ -61,13 +72,12 @@ class ModelControl:
         Those that do not fit into `max_resident_bytes` are checked, and come with their first query. Raises
         ArtifactError or ConfigError for those of the configuration.
         """
-        self._entries, broken = await asyncio.to_thread(configured_models, self._config)
-        for name, reason in broken.items():
-            self._states[name, "1"] = ModelState("UNAVAILABLE", reason)
+        self._entries, broken = await self._reads.run(configured_models, self._config)
+        self._states.tell_broken(broken)
         wanted: list[WantedVersion] = []
         for entry in self._entries.values():
             try:
-                wanted += await asyncio.to_thread(wanted_versions, entry)
+                wanted += await self._reads.run(wanted_versions, entry)
             except ArtifactError as error:
                 self._leave_out(entry, "1", error)
         first = await self.room.first(wanted)
@@ -89,7 +99,7 @@ class ModelControl:
     async def _check_first(self, wanted: WantedVersion, *, stays: bool) -> ServedTenant:
         entry, begin_ns = wanted.entry, time.monotonic_ns()
         if self.room.bounded:
-            found = await asyncio.to_thread(look_at, wanted.path)
+            found = await self._reads.run(look_at, wanted.path)
             self.room.require(found, batching=entry.batching, what=entry.name)
         served = self._as_set(entry, wanted.version, await self.loader.load(wanted.path))
         self._states[served.key] = READY
@@ -110,9 +120,9 @@ class ModelControl:
         async with self._one_at_a_time:
             refuse_while_draining(self.engine)
             try:
-                found = await asyncio.to_thread(configured_models, self._config)
-                if name in found.entries:
-                    self._entries[name] = found.entries[name]
+                found = await self._reads.run(find_model, self._config, name)
+                self._entries |= found.entries
+                self._states.tell_broken(found.broken)
                 if name in found.broken:
                     raise ConfigError(found.broken[name])
                 await self._load(self._entry(name), wake=True)
@@ -141,6 +151,8 @@ class ModelControl:
             done = await self._reload()
         except VeltairError as error:
             self._report(EventKind.RELOAD_FAILED, "", str(error))
+            if isinstance(error, ArtifactError):
+                raise RequestError(str(error)) from None
             raise
         self._report(EventKind.RELOADED, "", ", ".join(done) or "nothing has changed")
         return done
@@ -148,25 +160,21 @@ class ModelControl:
     async def _reload(self) -> list[str]:
         async with self._one_at_a_time:
             refuse_while_draining(self.engine)
-            try:
-                config = await asyncio.to_thread(self.read_config)
-                entries, broken = await asyncio.to_thread(configured_models, config)
-            except ConfigError as error:
-                raise RequestError(f"the configuration is not read again: {error}") from None
-            if changed := changed_keys(self._config.server, config.server, "server"):
-                raise RequestError(f"{', '.join(changed)}: a change takes a restart; nothing is reloaded")
+            names = {each.name for each in self.engine.models.all()} if self.engine else set()
+            config, (entries, broken) = await self._reads.run(read_again, self.read_config, self._config, names)
             try:
                 done = self.on_reload(config)
             except ConfigError as error:
                 raise RequestError(f"nothing is reloaded: {error}") from None
             before, self._config = self._entries, config
+            self._states.tell_broken(broken)
             self._entries = entries | {name: before[name] for name in before.keys() & broken.keys()}
             failure = next((f"{name} is not loaded: {reason}" for name, reason in broken.items()), None)
-            for name in before.keys() - self._entries.keys():
+            for name in {*before, *(name for name, _ in self._states)} - self._entries.keys() - broken.keys():
                 for served in self._live(name):
                     await self._unload(served)
                     done.append(f"unloaded {name} {served.version}")
-                self._states = {key: state for key, state in self._states.items() if key[0] != name}
+                self._states.forget(name)
             for name, entry in self._entries.items():
                 try:
                     done += await self._load(entry)
@@ -179,21 +187,15 @@ class ModelControl:
 
     def index(self, ready: bool) -> list[dict[str, str]]:
         """Every version that is or was served, or could not be. `ready`: whether the engine takes queries."""
-        return index_rows(self._states, self._state_away, ready)
-
-    def _state_away(self, name: str, version: str) -> ModelState | None:
-        """The state of a version that has left memory."""
-        for served in self._live(name) if self.engine is not None else ():
-            if served.version == version and not served.resident:
-                failure = self.residency.failure(served)
-                return ModelState("UNAVAILABLE", failure) if failure else AWAY
-        return None
+        left = () if self.engine is None else [each for each in self.engine.models.all() if not each.resident]
+        return index_rows(self._states, {each.key: self.residency.state_away(each) for each in left}, ready)
 
     def memory_moves(self) -> MemoryMoves:
         return MemoryMoves(self.residency.came_back, self.room.left_memory, self.residency.waiting)
 
     async def close(self) -> None:
         """Give up what is on its way, and close all artifacts."""
+        self._reads.close()
         await self.residency.close()
         self.loader.close()
 
@@ -213,7 +215,7 @@ class ModelControl:
         """`wake`: what has left memory comes back."""
         done = []
         try:
-            wanted = await asyncio.to_thread(wanted_versions, entry)
+            wanted = await self._reads.run(wanted_versions, entry)
             for each in wanted:
                 before = next((served for served in self._live(entry.name) if served.version == each.version), None)
                 if await self._load_version(each, before, wake=wake):
@@ -223,6 +225,7 @@ class ModelControl:
             self._report(EventKind.MODEL_FAILED, entry.name, str(error))
             raise
         versions = [each.version for each in wanted]
+        self._states.keep(entry.name, {*versions, *(served.version for served in self._live(entry.name))})
         for served in self._live(entry.name):
             if served.version not in versions:
                 await self._unload(served)
@@ -239,7 +242,7 @@ class ModelControl:
         served = None
         try:
             if self.room.bounded:
-                found = await asyncio.to_thread(look_at, path)
+                found = await self._reads.run(look_at, path)
                 same = before is not None and before.artifact.digest == found.digest
                 if same and before is not None and not before.resident:
                     return await self._load_away(entry, before, changed=changed, wake=wake)

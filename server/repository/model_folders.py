@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import os
+import re
+import stat
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from veltair.config import ServeConfig, TenantConfig, read_tenant
-from veltair.errors import ArtifactError, ConfigError, VeltairError
+from veltair.access_config import NAME_PATTERN
+from veltair.config import ServeConfig, TenantConfig, changed_keys, read_tenant
+from veltair.errors import ArtifactError, ConfigError, RequestError, VeltairError
 from veltair.profiles.artifact.artifact_folder import MANIFEST
 
 SETTINGS = "tenant.toml"
+OF_THE_FILE_SYSTEM = "lost+found"  # at the root of a disk, and no model
 HIGHEST_VERSION = 2**63 - 1  # that the protocol can say
 
 _log = logging.getLogger("veltair.server")
@@ -78,17 +83,63 @@ def scan_repository(folder: Path) -> FoundModels:
     Raises ConfigError where the folder cannot be read.
     """
     try:
-        entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.is_dir())
+        names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
         raise ConfigError(f"server.repository: {folder}: {error.strerror}") from None
     found = FoundModels({}, {})
-    for entry in entries:
-        try:
-            found.entries[entry.name] = read_tenant(entry / SETTINGS, entry.name, entry)
-        except ConfigError as error:
-            _log.error("%s", error)
-            found.broken[entry.name] = str(error).replace(str(entry), entry.name)
+    for name in names:
+        if not name.startswith(".") and name != OF_THE_FILE_SYSTEM:
+            _look_at_model(folder, name, found)
     return found
+
+
+def find_model(config: ServeConfig, name: str) -> FoundModels:
+    """One model alone, whatever is wrong with the others; nothing where there is none of that name.
+
+    Raises ConfigError where the repository cannot be read.
+    """
+    found = FoundModels({each.name: each for each in config.tenants if each.name == name}, {})
+    if found.entries or config.server.repository is None or name.startswith(".") or not _is_name(name):
+        return found
+    folder = Path(config.server.repository)
+    _look_at_model(folder, name, found)
+    if not found.entries and not found.broken:
+        try:
+            folder.stat()
+        except OSError as error:
+            raise ConfigError(f"server.repository: {error.strerror}") from None
+    return found
+
+
+def _look_at_model(repository: Path, name: str, found: FoundModels) -> None:
+    """Add the model of that folder. A file, or what is gone meanwhile, is none; a link that leads nowhere is a model
+    whose store is away."""
+    folder = repository / name
+    try:
+        if not stat.S_ISDIR(folder.stat().st_mode):
+            return
+        if not _is_name(name):
+            raise ConfigError(f"{folder}: no name of a model: expected 1 to 64 letters, digits, '.', '_' and '-'")
+        found.entries[name] = read_tenant(folder / SETTINGS, name, folder)
+    except ConfigError as error:
+        fault = str(error)
+    except OSError as error:
+        if not os.path.lexists(folder) and isinstance(error, FileNotFoundError):
+            return
+        fault = f"{folder}: cannot be read: {error.strerror}"
+    else:
+        return
+    _log.error("%s", _as_text(fault))
+    found.broken[_as_text(name)] = _as_text(fault.replace(str(folder), name))
+
+
+def _is_name(name: str) -> bool:
+    return re.fullmatch(NAME_PATTERN, name) is not None
+
+
+def _as_text(name: str) -> str:
+    """What names of files say that are not UTF-8: no message can have them as they are."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def wanted_versions(entry: TenantConfig) -> list[WantedVersion]:
@@ -108,6 +159,30 @@ def configured_models(config: ServeConfig) -> FoundModels:
     found = scan_repository(Path(config.server.repository))
     broken = {name: reason for name, reason in found.broken.items() if name not in own}
     return FoundModels({**found.entries, **own}, broken)
+
+
+def read_again(
+    read: Callable[[], ServeConfig], before: ServeConfig, served: Collection[str]
+) -> tuple[ServeConfig, FoundModels]:
+    """What the configuration and the repository say now. `served`: names of all models that are.
+
+    Raises RequestError where one of them cannot be read, or where more has changed than a reload can do. A repository
+    without any model, of which some are served, is what an empty mount point looks like: a model that is to go is
+    deleted beside others, or unloaded by name.
+    """
+    try:
+        config = read()
+        found = configured_models(config)
+    except ConfigError as error:
+        raise RequestError(f"the configuration is not read again: {error}") from None
+    if changed := changed_keys(before.server, config.server, "server"):
+        raise RequestError(f"{', '.join(changed)}: a change takes a restart; nothing is reloaded")
+    own = {tenant.name for tenant in config.tenants}
+    lost = set(served) - {tenant.name for tenant in before.tenants} - own
+    if lost and not found.broken and found.entries.keys() <= own:
+        text = f"server.repository: has no model any more, and {len(lost)} of it are served: is it mounted?"
+        raise RequestError(f"{text} nothing is reloaded")
+    return config, found
 
 
 def without_folder(entry: TenantConfig | None, error: VeltairError) -> str:

@@ -15,7 +15,9 @@ from veltair.config import ServerConfig
 from veltair.errors import ArtifactError, DeadlineError, OverloadedError, RefusalReason, RefusedError, VeltairError
 from veltair.server.repository.artifact_loader import ArtifactLoader
 from veltair.server.repository.artifact_sizes import look_at
+from veltair.server.repository.folder_reads import FolderReads
 from veltair.server.repository.memory_room import MemoryRoom
+from veltair.server.repository.model_state import AWAY, ModelState
 from veltair.server.repository.served_tenant import ServedTenant
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0  # after a model could not be brought back
@@ -45,10 +47,17 @@ class Residency:
             ...  # it is in memory, and stays there
     """
 
-    def __init__(self, config: ServerConfig, room: MemoryRoom, loader: ArtifactLoader, changing: asyncio.Lock) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        room: MemoryRoom,
+        loader: ArtifactLoader,
+        reads: FolderReads,
+        changing: asyncio.Lock,
+    ) -> None:
         """`changing`: held by whoever changes what is served."""
         self.came_back = Counter[str]()  # how often models of a tenant have
-        self._room, self._loader, self._changing = room, loader, changing
+        self._room, self._loader, self._reads, self._changing = room, loader, reads, changing
         self._wait_ns = int(config.model_wait_s * 1e9)
         self._most_waiting = max(1, config.limits.unplanned_requests // WAITING_SHARE)
         self._waiting = Counter[str]()  # queries by tenant
@@ -79,10 +88,10 @@ class Residency:
         """Queries that wait for a model."""
         return self._waiting.total()
 
-    def failure(self, served: ServedTenant) -> str:
-        """Why a model that is not in memory could not be brought back the last time; empty where nobody has tried."""
+    def state_away(self, served: ServedTenant) -> ModelState:
+        """The state of a model that is not in memory; with the reason where it could not be brought back last time."""
         failed = self._failed.get(served.key)
-        return "" if failed is None else failed.reason
+        return AWAY if failed is None else ModelState("UNAVAILABLE", failed.reason)
 
     def forget_failure(self, served: ServedTenant) -> None:
         """It has been loaded."""
@@ -94,7 +103,7 @@ class Residency:
         assert engine is not None
         if served.resident or served not in engine.models.all():  # something else has happened meanwhile
             return
-        found = await asyncio.to_thread(look_at, path)
+        found = await self._reads.run(look_at, path)
         if found.digest != served.artifact.digest:
             raise ArtifactError(f"{path}: is not what it was when it was loaded; load it again")
         await self._room.make_room(found, batching=served.batching, what=served.name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
 import sys
 import time
 from collections import Counter
@@ -135,21 +134,18 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0, 130 after Ctrl-C, or 143 after SIGTERM. UserError is raised to the caller."""
+    """Exit code 0, or 130 after Ctrl-C. UserError is raised to the caller."""
     _check(args)
     from veltair.compiler.tuning.kernel_cache import KernelCache  # loads TVM's compiler: half a second
 
     folder = None if args.no_cache else CacheFolder(cache_path())
     cache = KernelCache(folder, fresh_timings=args.fresh_timings or args.fresh)
     begin = time.monotonic()
-    signal.signal(signal.SIGTERM, _end)
     try:
         artifact = _compile(args, cache)
     except KeyboardInterrupt:
         print("interrupted: only the measurements were written; the next run continues from them", file=sys.stderr)
         return INTERRUPTED
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     facts = summary(artifact) | asdict(cache.counts) | {"seconds": round(time.monotonic() - begin, 1)}
     if args.json:
         print(json.dumps(facts))
@@ -271,11 +267,6 @@ def reused(counts: CacheCounts) -> str:
         parts.append(f"{tables}, measured on this machine since {counts.timed_since}")
     again = "; --fresh-timings measures again" if counts.tables_reused else ""
     return f"Reused from earlier compiles: {' and '.join(parts)}{again}." if parts else ""
-
-
-def _end(number: int, frame: object) -> None:
-    """End by an exception, so that nothing half-written stays, as after Ctrl-C."""
-    raise SystemExit(128 + number)
 
 
 def summary(artifact: Artifact) -> dict[str, str | int | float]:

@@ -17,6 +17,7 @@ import msgspec
 import uvloop
 from rich.console import Console
 
+from veltair.ending_signals import ENDING
 from veltair.error_line import print_error
 from veltair.errors import ConfigError, UserError, VeltairError
 from veltair.loadgen import mlperf
@@ -66,7 +67,7 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: measured, whatever the numbers; 1: MLPerf's engine failed; 2: bad input; 130: stopped by SIGINT."""
+    """0: measured, whatever the numbers; 1: MLPerf's engine failed; 2: bad input; 128 and its number: a signal."""
     reuse_message_memory()
     try:
         _check(args)
@@ -104,7 +105,7 @@ def _raise_file_limit() -> None:
 
 
 class StoppedError(Exception):
-    """SIGINT arrived: report what has been measured."""
+    """SIGINT or its like arrived: report what has been measured."""
 
 
 class LoadCommand:
@@ -117,7 +118,7 @@ class LoadCommand:
 
     def __init__(self, args: argparse.Namespace, scenario: Scenario) -> None:
         self._args, self._scenario = args, scenario
-        self._stop = asyncio.Event()
+        self._stop, self._stopped_by = asyncio.Event(), int(signal.SIGINT)
         self._notes = Console(stderr=True, markup=False, highlight=False)
         self._cpu_ns = self._sent = 0  # CPU time and queries of all runs
 
@@ -126,14 +127,14 @@ class LoadCommand:
         if report is not None:
             self._print(report)
             print_failures(self._notes, report.tenants)
-        return INTERRUPTED if self._stop.is_set() else 0
+        return 128 + self._stopped_by if self._stop.is_set() else 0
 
     async def _run_builtin(self) -> Report:
         load = self._scenario.load
         client = await connect(load)
         try:
             streams = await prepare_streams(client, self._scenario.tenants, load.seed)
-            with self._stop_on_sigint():
+            with self._stop_on_signals():
                 if self._args.find_peak:
                     return await self._search_peak(client, streams)
                 return self._report_run(await self._run_load(client, streams, 1.0, load.seed, "load"), streams)
@@ -214,7 +215,7 @@ class LoadCommand:
         if name not in names:
             raise ConfigError(f"--tenant: expected one of {', '.join(names)}, got {name or 'none'}")
         load = self._scenario.load
-        with self._stop_on_sigint(), mlperf.log_directory(self._args.mlperf_logs) as logs:
+        with self._stop_on_signals(), mlperf.log_directory(self._args.mlperf_logs) as logs:
             job = mlperf.Job(load, tenants[names.index(name)], str(logs))
             async with progress_bar(self._notes, "MLPerf Server", load.warmup_s + load.duration_s):
                 verdict = await mlperf.run(job, self._stop)
@@ -229,23 +230,27 @@ class LoadCommand:
         return round(self._cpu_ns / 1e3 / self._sent, 2) if self._sent else None
 
     @contextmanager
-    def _stop_on_sigint(self) -> Iterator[None]:
-        """The first SIGINT ends the run early, the second one everything."""
+    def _stop_on_signals(self) -> Iterator[None]:
+        """The first SIGINT, or another that ends commands, ends the run early, the second one everything."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
-        def interrupt() -> None:
+        def interrupt(number: int) -> None:
             if self._stop.is_set() and task is not None:
                 task.cancel()
             self._stop.set()
+            self._stopped_by = number
 
-        loop.add_signal_handler(signal.SIGINT, interrupt)
+        numbers = [each for each in (signal.SIGINT, *ENDING) if signal.getsignal(each) != signal.SIG_IGN]
+        for number in numbers:
+            loop.add_signal_handler(number, interrupt, number)
         try:
             yield
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
+            for number in numbers:
+                loop.remove_signal_handler(number)
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T:
-        """Raises StoppedError when SIGINT comes first."""
+        """Raises StoppedError when a signal comes first."""
         working, stopping = asyncio.ensure_future(work), asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)

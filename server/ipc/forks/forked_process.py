@@ -17,18 +17,21 @@ _ARGUMENTS = slice(45, 47)  # arg_start and arg_end of proc(5)'s stat, counted b
 def serve_forks(sock: socket.socket) -> socket.socket:
     """Make a process for each request. Returns in each of them, with what it was given; this process ends when the
     other end of `sock` is gone. There may be no other thread."""
-    sock.send(READY)
-    while True:
-        request, descriptors, _, _ = socket.recv_fds(sock, ANSWER.size, 1, socket.MSG_CMSG_CLOEXEC)
-        if not request:
-            raise SystemExit(0)
-        number = _fork_orphan() if descriptors else -errno.EMFILE
-        if number == 0:
-            sock.close()
-            return socket.socket(fileno=descriptors[0])
-        for descriptor in descriptors:
-            os.close(descriptor)
-        sock.send(ANSWER.pack(number))
+    try:
+        sock.send(READY)
+        while True:
+            request, descriptors, _, _ = socket.recv_fds(sock, ANSWER.size, 1, socket.MSG_CMSG_CLOEXEC)
+            if not request:
+                raise SystemExit(0)
+            number = _fork_orphan() if descriptors else -errno.EMFILE
+            if number == 0:
+                sock.close()
+                return socket.socket(fileno=descriptors[0])
+            for descriptor in descriptors:
+                os.close(descriptor)
+            sock.send(ANSWER.pack(number))
+    except (ConnectionResetError, BrokenPipeError):  # the other end went before it has read what was sent
+        raise SystemExit(0) from None
 
 
 def _fork_orphan() -> int:

@@ -188,9 +188,9 @@ def test_what_cannot_be_asked_for(repository: Path, tmp_path: Path) -> None:
                 for name in ("none", "../models/mlp", "a" * 300):
                     with pytest.raises(InferenceServerException):
                         change(name)
-            for sent in ({"config": "{}"}, {"config": "{}", "files": {"file:1/model.onnx": b"0"}}):
+            for sent in ({}, *({"files": {"file:1/model.onnx": b"0" * size}} for size in (1, 1 << 20))):
                 with pytest.raises(InferenceServerException, match="models come from their folders alone"):
-                    client.load_model("mlp", **sent)
+                    client.load_model("mlp", config="{}", **sent)
         assert both(http, rpc) == {(1.0, "1")}
         http.unload_model("mlp")
         http.unload_model("mlp")  # it is gone already

@@ -15,8 +15,10 @@ from veltair.errors import OverloadedError, RefusalReason, RefusedError
 from veltair.profiles.artifact.sealed_artifact import SealedArtifact, SealedFiles
 from veltair.server.ipc.tenant_share import TenantShare
 from veltair.server.repository.artifact_loader import ArtifactLoader
+from veltair.server.repository.folder_reads import FolderReads
 from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.memory_room import MemoryRoom
+from veltair.server.repository.model_state import AWAY, ModelState
 from veltair.server.repository.residency import Residency
 from veltair.server.repository.served_tenant import ServedTenant
 from veltair.types import QoSTarget
@@ -51,9 +53,9 @@ class Waiting:
         limits = LimitsConfig(unplanned_requests=16)  # 4 may wait for a tenant, 8 for all
         config = ServerConfig(max_resident_bytes=1, model_wait_s=wait_s, limits=limits, workers=1)
         loader, self.changing = ArtifactLoader(hung_s=60.0), asyncio.Lock()
-        self.room = MemoryRoom(config, loader)
+        self.room = MemoryRoom(config, loader, FolderReads())
         self.room.engine = Engine(*served)
-        self.residency = Residency(config, self.room, loader, self.changing)
+        self.residency = Residency(config, self.room, loader, FolderReads(), self.changing)
 
     def ask(self, name: str, deadline_ns: int | None = None) -> asyncio.Task[None]:
         engine = self.room.engine
@@ -130,9 +132,11 @@ def test_what_cannot_come_back_is_not_tried_at_each_query() -> None:
             assert await it.reason(it.ask("a")) is RefusalReason.NOT_RESIDENT
         failed = it.residency._failed["a", "1"]
         assert failed.retry_s == 1.0  # the first time
-        assert it.residency.failure(served) == "a: no model artifact there (No such file or directory)"
+        assert it.residency.state_away(served) == ModelState(
+            "UNAVAILABLE", "a: no model artifact there (No such file or directory)"
+        )
         it.residency.forget_failure(served)
-        assert it.residency.failure(served) == ""
+        assert it.residency.state_away(served) == AWAY
         await it.residency.close()
 
     asyncio.run(main())
@@ -148,7 +152,7 @@ def test_a_wait_for_room_is_no_failure_of_the_model() -> None:
 
         it.residency.bring_back = full  # type: ignore[method-assign]
         assert await it.reason(it.ask("a")) is RefusalReason.NOT_RESIDENT
-        assert it.residency.failure(served) == ""
+        assert it.residency.state_away(served) == AWAY
         await it.residency.close()
 
     asyncio.run(main())

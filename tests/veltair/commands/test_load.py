@@ -148,9 +148,11 @@ def test_the_peak_of_a_server_whose_capacity_is_known(own_fake_server, tmp_path,
     assert document["tenants"][0]["qos_rate"] == best["qos_rate"]["serial"]
 
 
-@pytest.mark.parametrize("arguments", [[], ["--find-peak"]])
+@pytest.mark.parametrize(
+    ("arguments", "number"), [([], signal.SIGINT), ([], signal.SIGTERM), (["--find-peak"], signal.SIGINT)]
+)
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_sigint_prints_what_was_measured_so_far(own_fake_server, tmp_path, scheme, arguments):
+def test_a_signal_has_printed_what_was_measured_so_far(own_fake_server, tmp_path, scheme, arguments, number):
     path = write_scenario(
         tmp_path, own_fake_server.url(scheme), [("echo", 100.0, 200.0)], duration_s=3_000.0, warmup_s=0.0
     )
@@ -158,9 +160,9 @@ def test_sigint_prints_what_was_measured_so_far(own_fake_server, tmp_path, schem
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         while own_fake_server.stats("echo")["queries"] < 20:
             assert process.poll() is None
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, number)
         output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     document = json.loads(output)
     (row,) = document["tenants"]
     assert row["offered_qps"] > 0 and row["qps"] > 0

@@ -1,0 +1,60 @@
+"""What signals do to a command: while it is loaded, and while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # beside SIGINT, which Python raises as KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def interruptible_at_once(what: str) -> Iterator[None]:
+    """Ctrl-C ends the process with 130 and one line, without an exception.
+
+    That is for imports: the module that happens to be read would print a traceback, or take the interrupt for a module
+    that is missing, and nothing has been begun that anybody would have to tidy up.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os.write(sys.stderr.fileno(), f"{what}: interrupted\n".encode())
+        os._exit(128 + number)
+
+    with _handled(signal.SIGINT, end, instead_of=signal.default_int_handler):
+        yield
+
+
+@contextlib.contextmanager
+def tidied_up() -> Iterator[None]:
+    """SIGTERM, SIGHUP and SIGQUIT end the command with 128 and their number, and what it has begun is tidied up on the
+    way. A second one ends it at once. One that is ignored, as under nohup, stays so."""
+    with contextlib.ExitStack() as stack:
+        for number in ENDING:
+            stack.enter_context(_handled(number, _leave, instead_of=signal.SIG_DFL))
+        yield
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    raise SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def _handled(
+    number: signal.Signals, handler: Callable[[int, FrameType | None], None], *, instead_of: object
+) -> Iterator[None]:
+    """Outside of the main thread, which alone may set handlers, nothing changes."""
+    before = signal.getsignal(number)
+    if before is not instead_of or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
