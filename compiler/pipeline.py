@@ -35,6 +35,7 @@ from veltair.compiler.onnx.fixed_extent import FixedExtent
 from veltair.compiler.onnx.folding.sized_outputs import OutputRoom, client_ports
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns import by_operator
+from veltair.compiler.patterns.quantised.float_roundings import round_as_floats
 from veltair.compiler.patterns.recommendation.feature_columns import round_columns
 from veltair.compiler.stitch.alternatives import ALTERNATIVES
 from veltair.compiler.stitch.regions import import_region
@@ -140,6 +141,7 @@ def join_features(compilation: Compilation) -> None:
 def find_patterns(lowering: Lowering) -> None:
     """Find the groups of nodes that one layer computes."""
     model = lowering.features.model if lowering.features else lowering.model
+    model = round_as_floats(ModelView(model, lowering.precision))
     lowering.view = by_operator.find_matches(ModelView(model, lowering.precision))
 
 

@@ -32,6 +32,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "tanh": np.tanh,
     "sigmoid": lambda a: 1 / (1 + np.exp(-a)),
     "sqrt": np.sqrt,
+    "round": np.rint,
     "reciprocal": np.reciprocal,
     "less": np.less,
     "less_equal": np.less_equal,

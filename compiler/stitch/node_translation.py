@@ -19,7 +19,7 @@ from veltair.types import TensorSpec
 
 BINARY = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}
 VARIADIC = {"Sum": "add", "Min": "min", "Max": "max"}
-_SAME_NAME = ("Exp", "Log", "Sqrt", "Erf", "Tanh", "Sigmoid", "Neg", "Abs", "Reciprocal")
+_SAME_NAME = ("Exp", "Log", "Sqrt", "Erf", "Tanh", "Sigmoid", "Neg", "Abs", "Reciprocal", "Round")
 UNARY = {name: name.lower() for name in _SAME_NAME}
 COMPARISONS = {
     "Less": ("less", False),

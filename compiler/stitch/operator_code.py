@@ -57,6 +57,7 @@ ELEMENTWISE: Mapping[str, Callable[..., Expr]] = {
     "tanh": vm.tanh,
     "sigmoid": vm.sigmoid,
     "sqrt": lambda a: T.sqrt(a),
+    "round": lambda a: T.call_llvm_pure_intrin("float32x16", "llvm.rint.v16f32", a),
     "reciprocal": lambda a: T.Div(broadcast(1.0), a),
     "less": lambda a, b: _truth(a < b),
     "less_equal": lambda a, b: _truth(a <= b),

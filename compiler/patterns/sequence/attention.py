@@ -122,7 +122,7 @@ def attention(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
             builder.reshape(builder.rows(side.source), (images * extent * _heads_as_rows(side, heads), side.width))
             for side, extent in zip(found.sources, (tokens, keys, keys), strict=True)
         ]
-        if len({side.dtype for side in sides}) > 1:
+        if len({side.dtype for side in sides}) > 1 or multiplies_in_bf16(images * tokens, view):
             sides = [builder.to_bf16(side) for side in sides]
         inputs = list(dict.fromkeys(sides))
         places = tuple((inputs.index(x), side.column) for x, side in zip(sides, found.sources, strict=True))
