@@ -81,7 +81,7 @@ def test_products_read_the_steps_and_floats_their_values(tmp_path: Path) -> None
         node("MatMul", ["xd", "wd"], ["m"]),
         node("Tanh", ["xd"], ["e"]),
         node("ReduceSum", ["e", "axes"], ["r"]),
-        node("Add", ["m", "r"], ["y"]),
+        node("Sub", ["m", "r"], ["y"]),
     ]
     constants = {name: NUMBERS[name] for name in ("s", "z", "w", "ws", "wz")} | {"axes": np.array([-1])}
     path = save(tmp_path / "net.onnx", nodes, constants, ["n", 40], ["n", 24])
