@@ -188,7 +188,12 @@ mix). Peaks are of DLRM alone.""",
         overload.TEXT,
         lambda: with_environment("epyc/overload", lambda found: overload.markdown(found["runs"])),
     ),
-    Section(int8.TITLE, int8.TEXT, lambda: with_environment("epyc/int8", int8.table)),
+    Section(int8.TITLE, int8.TEXT, lambda: with_environment("int8", int8.table)),
+    Section(
+        f"{int8.TITLE}, on an EPYC",
+        "The same without AMX, before [record 94](decisions/94-int8-tiles.md): with VNNI and other epilogues.",
+        lambda: with_environment("epyc/int8", int8.table),
+    ),
     Section(coverage.TITLE, coverage.TEXT, lambda: with_environment("coverage", coverage.table)),
     Section(
         "Loading beside serving",
