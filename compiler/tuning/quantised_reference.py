@@ -128,9 +128,10 @@ def without_jumps(found: Array, expected: Array) -> Array:
         error = np.abs(found.astype(np.float64) - expected).reshape(-1)
     error[~np.isfinite(error)] = -1.0  # infinities and NaN do not jump
     count = min(ceil(JUMPS * error.size), error.size)
-    jumped = np.argpartition(error, error.size - count)[error.size - count :] if count else []
     kept = found.reshape(-1).copy()
-    kept[jumped] = expected.reshape(-1)[jumped]
+    if count:
+        jumped = np.argpartition(error, error.size - count)[error.size - count :]
+        kept[jumped] = expected.reshape(-1)[jumped]
     return kept.reshape(found.shape)
 
 

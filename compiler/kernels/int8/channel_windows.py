@@ -67,7 +67,8 @@ class QuantisedDepthwise:
             padding = T.cast(numbers[PADDING] if zero is None else zero, "int32")
             with import_int8_dot(features):
                 if in_quads:
-                    walk.emit("int32x16", _quads_of_taps(walk, *taken, zero, padding), epilogue.store)
+                    quads, start = taken
+                    walk.emit("int32x16", _quads_of_taps(walk, quads, start, zero, padding), epilogue.store)
                 else:
                     walk.emit("int32x16", _products_of_taps(walk, taken[0], padding), epilogue.store)
 

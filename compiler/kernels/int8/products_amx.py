@@ -77,7 +77,7 @@ def _shares(panels: int, chunks: int) -> list[int]:
 def build_amx_product(spec: LayerSpec, point: Point) -> Kernel:
     """The kernel of one of the `amx_points`."""
     packed, start = pack_int8_tiles(spec)
-    weights = [packed, start, *epilogue_weights(spec, BLOCK)]
+    weights: list[NDArray[Any]] = [packed, start, *epilogue_weights(spec, BLOCK)]
 
     def body(*buffers: Any) -> None:
         _TileCode(spec, point, buffers).emit()
@@ -141,7 +141,8 @@ class _TileCode:
         count = len(spec.inputs)
         self.W, self.start, *rest = buffers[count:-1]
         self.numbers, self.signed = rest[-1], x.dtype == "int8"
-        self.scale, self.zero = (buffers[1], buffers[2]) if self.parameters.dynamic else (None, None)
+        self.scale: Any = buffers[1] if self.parameters.dynamic else None
+        self.zero: Any = buffers[2] if self.parameters.dynamic else None
         self.X = x if len(x.shape) == 2 else flatten_to_rows(x, int(x.shape[-1]))
         self.source = flatten(x) if self.copied else None
         output = y if len(y.shape) == 2 else flatten_to_rows(y, self.width)

@@ -73,8 +73,8 @@ def _round_for_floats(node: onnx.NodeProto, given: str, quantum: Quantum, matche
         return
     info, spec = np.iinfo(quantum.dtype), view.values[output]
     rounded = f"{output}/rounded"
-    operators = (
-        ("Mul", "steps", [1 / np.float32(quantum.scale)]),
+    operators: tuple[tuple[str, str, list[float]], ...] = (
+        ("Mul", "steps", [float(np.float32(1) / np.float32(quantum.scale))]),
         ("Round", "nearest", []),
         ("Clip", "within", [info.min - quantum.zero, info.max - quantum.zero]),
         ("Mul", "", [quantum.scale]),
