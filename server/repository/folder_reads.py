@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 class FolderReads:
     """Runs what reads folders beside the event loop, and gives up where a file system does not answer.
 
-    A network file system whose server is gone may keep its reader for ever, and no signal ends that. A pool of threads
+    A network file system whose server is gone may never let its reader go, and no signal ends that. A pool of threads
     would have the process wait for such a reader at its end; these threads end with the process. ::
 
         reads = FolderReads()
