@@ -17,6 +17,7 @@ from veltair.compiler.kernels.feature_maps.pool import GlobalAveragePool, Pool2d
 from veltair.compiler.kernels.feature_maps.squeeze_excite import SqueezeExcite
 from veltair.compiler.kernels.generic.generic import Generic
 from veltair.compiler.kernels.int8.channel_windows import QuantisedDepthwise, QuantisedMaxPool
+from veltair.compiler.kernels.int8.dynamic_quantise import DynamicQuantise
 from veltair.compiler.kernels.int8.products import QuantisedProduct
 from veltair.compiler.kernels.int8.reorder import QuantisedReorder
 from veltair.compiler.kernels.matmul.batched_matmul import BatchedMatmul
@@ -48,6 +49,7 @@ SPACES: dict[str, Space] = {
     "depthwise_int8": QuantisedDepthwise(),
     "max_pool_int8": QuantisedMaxPool(),
     **dict.fromkeys(("quantise", "dequantise", "reorder"), QuantisedReorder()),
+    "dynamic_quantise": DynamicQuantise(),
     "batched_matmul": BatchedMatmul(),
     "batched_matmul_bf16": BatchedMatmulBf16(),
     "attention": Attention(),

@@ -18,7 +18,7 @@ from veltair.compiler.patterns.constant_rows import constant_rows
 from veltair.compiler.patterns.elementwise import elementwise
 from veltair.compiler.patterns.layer_norm import layer_norm
 from veltair.compiler.patterns.matmul import matmul
-from veltair.compiler.patterns.quantised.boundaries import dequantise, quantise
+from veltair.compiler.patterns.quantised.boundaries import dequantise, dynamic_quantise, quantise
 from veltair.compiler.patterns.quantised.find import find_quantised_layers
 from veltair.compiler.patterns.quantised.pools import max_pool
 from veltair.compiler.patterns.quantised.products import quantised_product
@@ -45,6 +45,7 @@ Finder: TypeAlias = Callable[[ModelView], Matches]
 PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     "QuantizeLinear": (max_pool, quantise),
     "DequantizeLinear": (dequantise,),
+    "DynamicQuantizeLinear": (dynamic_quantise,),
     "Conv": (conv,),
     "MaxPool": (max_pool, pool),
     "AveragePool": (pool,),

@@ -63,6 +63,15 @@ def reference_max_pool(spec: LayerSpec, x: list[Array]) -> list[Array]:
     return [most.transpose(0, 3, 1, 2).astype(x[0].dtype)]
 
 
+def reference_dynamic(x: Array) -> list[Array]:
+    """Steps of the tensor's own range, which takes zero in; the scale and the zero point."""
+    low, high = min(float(x.min(initial=0)), 0.0), max(float(x.max(initial=0)), 0.0)
+    scale = np.float32(high - low) / np.float32(255) if high > low else np.float32(1)
+    zero = np.clip(np.rint(np.float32(-low) / scale), 0, 255)
+    steps = quantise(x, np.array([scale, zero]), "uint8")
+    return [steps, np.array([scale], np.float32), np.array([zero], np.uint8)]
+
+
 def quantise(value: Array, quantum: Array, dtype: str) -> Array:
     """Quantise as QuantizeLinear does. quantum: scale and zero point."""
     info = np.iinfo(dtype)
@@ -140,6 +149,7 @@ QUANTISED_REFERENCES: Mapping[str, Callable[[LayerSpec, list[Array]], list[Array
     "max_pool_int8": reference_max_pool,
     "quantise": lambda spec, x: [quantise(x[0], spec.weights["output"], spec.outputs[0].dtype)],
     "dequantise": lambda spec, x: [dequantise(x[0], spec.weights["input"])],
+    "dynamic_quantise": lambda spec, x: reference_dynamic(x[0]),
     "reorder": lambda spec, x: list(x),
     **dict.fromkeys(("matmul_int8", "conv2d_int8", "depthwise_int8"), reference_product),
 }

@@ -79,7 +79,8 @@ class QuantisedPoolParameters(IntegerParameters):
 
 @dataclass(frozen=True, slots=True)
 class ReorderParameters(IntegerParameters):
-    """Parameters of "quantise", "dequantise" and "reorder", which stand where 8-bit integers begin and end.
+    """Parameters of the layers where 8-bit integers begin and end: "quantise", "dynamic_quantise", "dequantise" and
+    "reorder".
 
     >>> ReorderParameters().terms()
     {}

@@ -53,3 +53,17 @@ def dequantise(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> 
     y = Activation(node.output[0], "float32", shape)
     builder.emit(node.name, "dequantise", [x], [y], ReorderParameters(), {"input": quantum.array})
     return True
+
+
+def dynamic_quantise(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    """Floats rounded to steps of their own range, with the scale and the zero point that follow from it."""
+    given, (steps, scale, zero) = node.input[0], node.output
+    shape = view.shape_of(given)
+    if not shape or given in view.constants or view.values[given].dtype != "float32":
+        return False
+    numbers = Activation(f"{scale}/number", "float32", (1,)), Activation(f"{zero}/number", "uint8", (1,))
+    outputs = [Activation(steps, "uint8", shape), *numbers]
+    builder.emit(node.name, "dynamic_quantise", [builder.to_row_major(given)], outputs, ReorderParameters())
+    for name, number in zip((scale, zero), numbers, strict=True):
+        builder.alias(Activation(name, number.dtype, view.shape_of(name)), number.name)
+    return True
