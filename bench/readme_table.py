@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import geometric_mean
+from typing import Any
 
 from bench.kernels.networks import KERNEL_RESULTS, NetworkTimes
 from bench.part_tables import markdown_table
@@ -37,6 +38,19 @@ def network_rows() -> list[list[str]]:
         [f"geometric mean of {len(networks)} networks, bfloat16", "", "OpenVINO's default", ratios("bf16", bf16)],
         [f"geometric mean of {len(networks)} networks, fp32", "", "ONNX Runtime", ratios("fp32", fp32)],
     ]
+
+
+def int8_row() -> list[str]:
+    """Files that ONNX Runtime's tool quantised: times over OpenVINO's on the same file."""
+    models = read("int8")["models"]
+
+    def ratio(engines: list[dict[str, Any]]) -> float:
+        ms = {(each["engine"], each["precision"]): each["median_ms"] for each in engines}
+        return float(ms["veltair", "int8"] / ms["openvino", "default"])
+
+    means = (geometric_mean(ratio(by_threads[threads]) for by_threads in models.values()) for threads in ("1", "2"))
+    title = f"geometric mean of {len(models)} quantised files, 8-bit integers"
+    return [title, "", "OpenVINO on the same file", " / ".join(f"{mean:.2f}x" for mean in means) + " its time"]
 
 
 def mix_row(title: str, name: str, percentile: float) -> list[str]:
@@ -90,7 +104,9 @@ def table() -> str:
         mix_row("two vision and two recommendation, 95 %", "mix-recsys.json", 0.95),
         mix_row("three vision networks, 95 %, EPYC", "epyc/mix-vision.json", 0.95),
     ]
-    return markdown_table(["", "veltair", "best peer", ""], [*mixes, *network_rows(), recom_row(), *way_rows()])
+    return markdown_table(
+        ["", "veltair", "best peer", ""], [*mixes, *network_rows(), int8_row(), recom_row(), *way_rows()]
+    )
 
 
 def readme() -> str:
