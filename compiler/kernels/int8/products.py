@@ -43,6 +43,7 @@ class QuantisedProduct:
     zero point. Parameters: `QuantisedProductParameters`. Of several groups each has a multiple of 4 channels and of 16
     columns.
 
+    >>> from veltair.compiler.graph.layer_spec import Activation
     >>> x, y = Activation("x", "uint8", (-1, 64)), Activation("y", "uint8", (-1, 32))
     >>> spec = LayerSpec("d", "matmul_int8", (x,), (y,), {}, 0, 8, QuantisedProductParameters("relu"))
     >>> QuantisedProduct().points(spec, frozenset({"avx2", "avx512"}))[0]
