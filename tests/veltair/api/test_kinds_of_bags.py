@@ -13,6 +13,7 @@ import pytest
 import tritonclient.http as triton_http
 from numpy.typing import NDArray
 from ragged_models import ROOM, Feeds, exported, session
+from run_kernels import run_graph
 from served_bags import (
     ask_at_once,
     check_random_payloads,
@@ -24,8 +25,8 @@ from served_bags import (
 
 import veltair
 from veltair.compiler.onnx.onnx_model import load_model
+from veltair.compiler.pipeline import LOWERING_PHASES, Lowering
 from veltair.compiler.verify import verify
-from veltair.errors import ModelError
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.artifact.consistency import find_inconsistency
 
@@ -109,13 +110,22 @@ def test_other_spellings_are_found(file: str, inputs: list[Any], tmp_path: Path)
 
 
 def test_a_matrix_of_another_width_is_no_matrix_of_bags(tmp_path: Path) -> None:
-    """Bags begin at every second id, and the rows of the matrix have four."""
+    """Bags begin at every second id, and the rows of the matrix have four: what a query gets depends on its batch."""
     proto = exported("matrix.dynamo")
     for value in proto.graph.input:
         value.type.tensor_type.shape.dim[1].dim_value = 4
     onnx.save(proto, tmp_path / "model.onnx")
-    with pytest.raises(ModelError):
-        load_model(tmp_path / "model.onnx", MAX_BATCH)
+    lowering = Lowering(precision="fp32")
+    lowering.model = load_model(tmp_path / "model.onnx", MAX_BATCH)
+    assert not lowering.model.ragged and not lowering.model.mergeable
+    for phase in LOWERING_PHASES:
+        phase(lowering)
+    rng, reference = np.random.default_rng(0), session(proto)
+    for batch in (1, 3):
+        weights = rng.standard_normal((batch, 4)).astype(np.float32)
+        feeds = {"ids": rng.integers(0, 5, (batch, 4)), "weights": weights}
+        (found,) = run_graph(lowering.graph, feeds, batch)
+        np.testing.assert_allclose(found, reference.run(None, feeds)[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SERVED)
