@@ -18,6 +18,7 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.codegen.vectors import LANES, Expr
 
 QUAD = 4  # values of the reduction in one step
+_UPPER_BITS = -0x7F7F7F80  # 0x80 in every byte: flipped, signed ones are unsigned, plus 128
 _HEAD = "define internal <16 x i32> @veltair_dot_int8(<16 x i32> %s, <16 x i32> %x, <16 x i32> %w) alwaysinline {\n"
 _VNNI = f"""
 declare <16 x i32> @llvm.x86.avx512.vpdpbusd.512(<16 x i32>, <16 x i32>, <16 x i32>)
@@ -104,7 +105,7 @@ def broadcast_quad(buffer: Any, *index: Expr, count: int = QUAD) -> Expr:
             byte = T.bitwise_and(T.cast(buffer[(*outer, first + i)], "int32"), T.int32(255))
             quad = T.bitwise_or(quad, T.shift_left(byte, T.int32(8 * i)))
     if buffer.dtype == "int8":
-        quad = T.bitwise_xor(quad, T.int32(-0x7F7F7F80))  # 0x80 in every byte
+        quad = T.bitwise_xor(quad, T.int32(_UPPER_BITS))
     return T.broadcast(quad, LANES)
 
 
@@ -112,5 +113,5 @@ def interleave(*steps: Expr, signed: bool) -> Expr:
     """Four vectors of 16 inputs as 16 quads, one of each; signed ones plus 128."""
     quads = T.call_extern("int32x16", "veltair_interleave_bytes", *steps)
     if signed:
-        quads = T.bitwise_xor(quads, T.broadcast(T.int32(-0x7F7F7F80), LANES))
+        quads = T.bitwise_xor(quads, T.broadcast(T.int32(_UPPER_BITS), LANES))
     return quads

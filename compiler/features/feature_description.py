@@ -122,7 +122,7 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cross: tuple[Name, ...] = ()  # hash: other features, whose values are hashed together with the feature's
     strong_key: tuple[KeyWord, KeyWord] | None = None  # hash, oov: by SipHash with this key
     remainder: bool = False  # hash, oov of an int feature: the remainder of the value itself
-    cross_key: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = CROSS_KEY
+    cross_key: KeyWord = CROSS_KEY
     boundaries: tuple[float, ...] | None = None
     vocabulary: tuple[str | int, ...] | None = None
     vocabulary_file: str | None = None  # one key on each line

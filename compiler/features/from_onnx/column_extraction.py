@@ -13,22 +13,20 @@ from onnx import TensorProto
 
 from veltair.compiler.features.feature_description import ColumnInput, FeatureDescription
 from veltair.compiler.features.feature_tables import FeatureTable
-from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW, find_bucketize
+from veltair.compiler.features.from_onnx.bucketize_pattern import find_bucketize
 from veltair.compiler.features.from_onnx.class_columns import ClassColumns
 from veltair.compiler.features.from_onnx.class_graph import ClassGraph
 from veltair.compiler.features.from_onnx.column_reader import WAYS, ColumnReader, is_textual
-from veltair.compiler.features.from_onnx.crosses import CROSS
 from veltair.compiler.features.from_onnx.graph_rewriter import ColumnTensor, GraphRewriter
-from veltair.compiler.features.from_onnx.hash_buckets import STRONG, is_hash
+from veltair.compiler.features.from_onnx.hash_buckets import is_hash
 from veltair.compiler.features.from_onnx.id_operators import NUMERIC
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
 from veltair.compiler.features.from_onnx.safety_steps import drop_proved_steps
-from veltair.compiler.features.from_onnx.standard_copy import count_boundaries
+from veltair.compiler.features.from_onnx.standard_copy import FOREIGN, count_boundaries
 from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.errors import ModelError
 
 WRITTEN = ("StringSplit", "StringNormalizer", "StringConcat")  # operators on text that the reader's errors speak of
-FOREIGN = (TENSORFLOW, CROSS, STRONG)  # operators that TensorFlow's conversion writes, which only columns take
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.compiler.onnx.node_attributes import attribute, name_nodes
 from veltair.profiles.artifact.strings import Strings
 
+FOREIGN = (TENSORFLOW, CROSS, STRONG)  # operators that TensorFlow's conversion writes, which only columns take
+
 
 @dataclass(frozen=True, slots=True)
 class HashedIds:
@@ -92,7 +94,7 @@ def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds | Classed
     External data stays outside. Raises ModelError for a hash that is no column's.
     """
     proto = onnx.load(str(path), load_external_data=False)
-    if not any(node.domain == CONTRIB or node.op_type in (TENSORFLOW, CROSS, STRONG) for node in proto.graph.node):
+    if not any(node.domain == CONTRIB or node.op_type in FOREIGN for node in proto.graph.node):
         return None
     name_nodes(proto)
     count_boundaries(proto, path)

@@ -28,7 +28,8 @@ from veltair.compiler.graph.parameters.quantised import (
     QuantisedProductParameters,
     Window,
 )
-from veltair.compiler.kernels.int8.epilogue import PADDING, QuantisedEpilogue, epilogue_weights, quantum
+from veltair.compiler.kernels.int8.epilogue import PADDING, QuantisedEpilogue, epilogue_weights
+from veltair.compiler.kernels.int8.starting_sums import load_start, starting_sums, unsigned_shift
 
 UNROLLED = 9  # taps, up to which a window without checks is straight-line code
 MOST_QUADS = 9  # of taps, which are straight-line code: windows of 5x5 and 6x6 as well
@@ -60,11 +61,11 @@ class QuantisedDepthwise:
             count, numbers, width = len(spec.inputs), buffers[-2], y.shape[1]
             residual = flatten_to_rows(buffers[count - 1], width) if parameters.addend is Addend.RESIDUAL else None
             output = flatten_to_rows(buffers[-1], width)
-            scale, zero = (buffers[1], buffers[2][0]) if parameters.dynamic else (None, None)
+            scale, zero = (buffers[1], buffers[2]) if parameters.dynamic else (None, None)
             taken, rest = buffers[count : -scales - 2], buffers[-scales - 2 : -1]
             epilogue = QuantisedEpilogue(output, residual, rest, scale, parameters, width)
             walk = _Walk(spec, window, buffers[0], int(point["rows"]))
-            padding = T.cast(numbers[PADDING] if zero is None else zero, "int32")
+            padding = T.cast(numbers[PADDING] if zero is None else zero[0], "int32")
             with import_int8_dot(features):
                 if in_quads:
                     quads, start = taken
@@ -84,15 +85,8 @@ def _pack_quads(spec: LayerSpec) -> list[NDArray[np.int32]]:
     """Four taps of a channel in each int32, (taps / 4, C); and what sums start from, as of `products.pack_quads`."""
     weight = pad_axis(pad_axis(spec.weights["weight"], 1, LANES), 0, QUAD).astype(np.int8)
     quads = np.ascontiguousarray(weight.reshape(-1, QUAD, weight.shape[1]).transpose(0, 2, 1)).view(np.int32)[..., 0]
-    start = -weight.astype(np.int64).sum(0)
-    if not spec.parameters_as(QuantisedProductParameters).dynamic:
-        start *= quantum(spec, "input")[1] + _shift(spec)
+    start = pad_axis(starting_sums(spec, unsigned_shift(spec.inputs[0].dtype)), 0, LANES)
     return [quads, start.astype(np.int32)]
-
-
-def _shift(spec: LayerSpec) -> int:
-    """What is added to signed inputs to make them unsigned."""
-    return 128 if spec.inputs[0].dtype == "int8" else 0
 
 
 def _products_of_taps(walk: _Walk, W: Any, padding: Expr) -> WindowCode:
@@ -111,16 +105,14 @@ def _products_of_taps(walk: _Walk, W: Any, padding: Expr) -> WindowCode:
     return window
 
 
-def _quads_of_taps(walk: _Walk, W: Any, start: Any, dynamic_zero: Expr | None, padding: Expr) -> WindowCode:
+def _quads_of_taps(walk: _Walk, W: Any, start: Any, zero: Any | None, padding: Expr) -> WindowCode:
     """Four taps at a time; those beside the image are the zero point, and those behind the last have weight zero."""
     taps = list(product(*map(range, walk.window.kernel)))
     quads = [taps[i : i + QUAD] for i in range(0, len(taps), QUAD)]
     dtype = walk.X.dtype
 
     def window(at: Place, result: Any) -> None:
-        first = start[ramp(at.channel)]
-        if dynamic_zero is not None:
-            first = first * T.broadcast(T.cast(dynamic_zero, "int32") + (128 if dtype == "int8" else 0), LANES)
+        first = load_start(start, at.channel, zero, unsigned_shift(dtype))
         T.buffer_store(result, first, [0])
 
         def add(taken: Callable[[int, int], Expr]) -> None:

@@ -18,14 +18,15 @@ from veltair.compiler.codegen.control_flow import when
 from veltair.compiler.codegen.int8_dot_product import QUAD, add_quads, broadcast_quad, import_int8_dot
 from veltair.compiler.codegen.memory import allocate_scratch
 from veltair.compiler.codegen.prim_func import build_prim_func
-from veltair.compiler.codegen.row_lanes import flatten, flatten_to_rows
+from veltair.compiler.codegen.row_lanes import flatten
 from veltair.compiler.codegen.vectors import LANES, Expr, ramp
 from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.graph.parameters.quantised import Addend, QuantisedProductParameters
-from veltair.compiler.kernels.int8.epilogue import PADDING, QuantisedEpilogue, epilogue_weights, quantum
+from veltair.compiler.graph.parameters.quantised import QuantisedProductParameters
+from veltair.compiler.kernels.int8.epilogue import PADDING, epilogue_weights
+from veltair.compiler.kernels.int8.product_operands import ProductOperands, rows_and_width
 from veltair.compiler.kernels.int8.products_amx import amx_points, build_amx_product, is_possible
-from veltair.compiler.kernels.int8.row_lengths import rows_and_width
+from veltair.compiler.kernels.int8.starting_sums import load_start, starting_sums, unsigned_shift
 from veltair.compiler.kernels.int8.window_rows import copy_windows
 
 # Register tiles (columns in vectors, rows); with AVX2 a vector takes two registers, and widened weights two more.
@@ -95,9 +96,7 @@ def pack_quads(spec: LayerSpec, panel: int) -> tuple[NDArray[np.int32], NDArray[
     of one group follow another's.
     """
     parameters, weight = spec.parameters_as(QuantisedProductParameters), spec.weights["weight"]
-    sums = -weight.astype(np.int64).sum(0)
-    if not parameters.dynamic:
-        sums *= quantum(spec, "input")[1] + (128 if spec.inputs[0].dtype == "int8" else 0)
+    sums = starting_sums(spec, unsigned_shift(spec.inputs[0].dtype))
     if parameters.wide:
         weight = (weight - spec.weights["weight_zero"]).astype(np.int8)
     groups = np.split(pad_axis(weight, 0, QUAD), parameters.groups, axis=1)
@@ -130,25 +129,15 @@ class _ProductCode:
         self.step, self.taken = self.rows * int(point["tall"]), int(point["panels"])
         self.panel, self.panels = self.columns * LANES, panels
         self.depth = len(spec.weights["weight"])
-        x, y, self.width = buffers[0], buffers[-1], spec.outputs[0].physical[-1]
-        count = len(spec.inputs)
-        self.W, self.start, *rest = buffers[count:-1]
-        self.wide, rest = (rest[:2], rest[2:]) if self.parameters.wide else ([], rest)
-        self.numbers = rest[-1]
+        self.width = spec.outputs[0].physical[-1]
         self.window, self.groups = self.parameters.window, self.parameters.groups
         self.of_group = self.width // self.groups  # columns
         self.gathered = self.window is not None and not self.window.is_point
-        self.X = x if len(x.shape) == 2 else flatten_to_rows(x, int(x.shape[-1]))
-        self.source = flatten(x) if self.gathered else None
-        output = y if len(y.shape) == 2 else flatten_to_rows(y, self.width)
-        self.total = output.shape[0]
-        residual = None
-        if self.parameters.addend is Addend.RESIDUAL:
-            side = buffers[count - 1]
-            residual = side if len(side.shape) == 2 else flatten_to_rows(side, self.width)
-        self.zero = buffers[2] if self.parameters.dynamic else None
-        scale = buffers[1] if self.parameters.dynamic else None
-        self.epilogue = QuantisedEpilogue(output, residual, rest, scale, self.parameters, self.width)
+        operands = ProductOperands.of(spec, buffers, others=2 if self.parameters.wide else 0)
+        self.X, self.W, self.start, self.wide = operands.x, operands.weight, operands.start, operands.others
+        self.source = flatten(buffers[0]) if self.gathered else None
+        self.numbers, self.zero = operands.numbers, operands.zero
+        self.total, self.epilogue = operands.total, operands.epilogue
 
     def emit(self) -> None:
         total, step = self.total, self.step
@@ -188,8 +177,9 @@ class _ProductCode:
         panels = self.panels // self.groups  # of a group
         group, within = T.bind(panel // panels), T.bind(panel % panels * self.panel)
         left = T.bind(group * self.of_group + within)  # the first column
+        shift = unsigned_shift(self.spec.inputs[0].dtype)
         for c in range(columns):
-            start = T.bind(self._start(left + c * LANES))
+            start = T.bind(load_start(self.start, left + c * LANES, self.zero, shift))
             for r in range(count):
                 T.buffer_store(sums, start, [r * columns + c])
         for r in range(count if self.wide else 0):
@@ -228,10 +218,3 @@ class _ProductCode:
         # A loop: unrolled, the epilogue would stand in the code once for each vector of the tile.
         with T.grid(count, columns) as (r, c), when(within + c * LANES < self.of_group):
             self.epilogue.store(T.bind(self.finished[r, ramp(c * LANES)]), first + row + r, T.bind(left + c * LANES))
-
-    def _start(self, column: Expr) -> Expr:
-        start = self.start[ramp(column)]
-        if self.zero is None:
-            return start
-        shift = 128 if self.spec.inputs[0].dtype == "int8" else 0
-        return start * T.broadcast(T.cast(self.zero[0], "int32") + shift, LANES)

@@ -20,13 +20,14 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.codegen.amx import load_tile, multiply_int8_tiles, release_tiles, store_tile
 from veltair.compiler.codegen.memory import allocate_scratch, prefetch
 from veltair.compiler.codegen.prim_func import build_prim_func
-from veltair.compiler.codegen.row_lanes import flatten, flatten_to_rows
+from veltair.compiler.codegen.row_lanes import flatten
 from veltair.compiler.codegen.vectors import LANES, Expr, ramp
 from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.graph.parameters.quantised import Addend, QuantisedProductParameters
-from veltair.compiler.kernels.int8.epilogue import PADDING, QuantisedEpilogue, epilogue_weights, quantum
-from veltair.compiler.kernels.int8.row_lengths import rows_and_width
+from veltair.compiler.graph.parameters.quantised import QuantisedProductParameters
+from veltair.compiler.kernels.int8.epilogue import PADDING, epilogue_weights
+from veltair.compiler.kernels.int8.product_operands import ProductOperands, rows_and_width
+from veltair.compiler.kernels.int8.starting_sums import load_start, starting_sums
 from veltair.compiler.kernels.int8.window_rows import copy_rows, copy_windows
 from veltair.compiler.kernels.matmul.amx_tiles import BLOCK, LEFT, RIGHT, TILE, configure_tiles
 
@@ -96,10 +97,7 @@ def pack_int8_tiles(spec: LayerSpec) -> tuple[NDArray[np.int8], NDArray[np.int32
 
     That is minus the weights' sums, times the zero point where it is known before the layer runs.
     """
-    weight = spec.weights["weight"]
-    start = -weight.astype(np.int64).sum(0)
-    if not spec.parameters_as(QuantisedProductParameters).dynamic:
-        start *= quantum(spec, "input")[1]
+    weight, start = spec.weights["weight"], starting_sums(spec)
     padded = pad_axis(pad_axis(weight, 0, DEPTH), 1, BLOCK)
     steps = padded.reshape(len(padded) // DEPTH, TILE, QUAD, -1, 2, TILE)
     return np.ascontiguousarray(steps.transpose(3, 0, 4, 1, 5, 2)), pad_axis(start, 0, BLOCK).astype(np.int32)
@@ -135,23 +133,14 @@ class _TileCode:
     def __init__(self, spec: LayerSpec, point: Point, buffers: Sequence[Any]) -> None:
         self.spec, self.parameters = spec, spec.parameters_as(QuantisedProductParameters)
         self.step, self.taken = int(point["blocks"]) * BLOCK, int(point["panels"])
-        x, y, self.width = buffers[0], buffers[-1], spec.outputs[0].physical[-1]
+        self.width = spec.outputs[0].physical[-1]
         self.steps = -(-len(spec.weights["weight"]) // DEPTH)
         self.panels, self.copied = -(-self.width // BLOCK), _is_copied(spec)
-        count = len(spec.inputs)
-        self.W, self.start, *rest = buffers[count:-1]
-        self.numbers, self.signed = rest[-1], x.dtype == "int8"
-        self.scale: Any = buffers[1] if self.parameters.dynamic else None
-        self.zero: Any = buffers[2] if self.parameters.dynamic else None
-        self.X = x if len(x.shape) == 2 else flatten_to_rows(x, int(x.shape[-1]))
-        self.source = flatten(x) if self.copied else None
-        output = y if len(y.shape) == 2 else flatten_to_rows(y, self.width)
-        self.total = output.shape[0]
-        residual = None
-        if self.parameters.addend is Addend.RESIDUAL:
-            side = buffers[count - 1]
-            residual = side if len(side.shape) == 2 else flatten_to_rows(side, self.width)
-        self.epilogue = QuantisedEpilogue(output, residual, rest, self.scale, self.parameters, self.width)
+        operands = ProductOperands.of(spec, buffers)
+        self.X, self.W, self.start = operands.x, operands.weight, operands.start
+        self.source, self.signed = flatten(buffers[0]) if self.copied else None, buffers[0].dtype == "int8"
+        self.numbers, self.zero = operands.numbers, operands.zero
+        self.total, self.epilogue = operands.total, operands.epilogue
 
     def emit(self) -> None:
         groups, chunks = self.panels // self.taken, T.ceildiv(self.total, self.step)
@@ -197,9 +186,8 @@ class _TileCode:
         if self.zero is None:
             return
         self.starts, self.first_start = allocate_scratch((self.taken * BLOCK,), "int32"), T.bind(group * self.taken)
-        zero = T.bind(T.broadcast(T.cast(self.zero[0], "int32"), LANES))
         with T.serial(0, self.taken * (BLOCK // LANES)) as vector:
-            value = self.start[ramp(self.first_start * BLOCK + vector * LANES)] * zero
+            value = load_start(self.start, self.first_start * BLOCK + vector * LANES, self.zero, shift=0)
             T.buffer_store(self.starts, value, [ramp(vector * LANES)])
 
     def _accumulate(self, block: Block, nth: Expr, before: Block) -> None:

@@ -1,0 +1,43 @@
+"""What sums of products start from: the share of the input's zero point, so that products need not subtract it.
+
+Units that take unsigned bytes alone see signed inputs with 128 added; then the zero point has 128 more as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.codegen.vectors import LANES, Expr, ramp
+from veltair.compiler.graph.layer_spec import LayerSpec
+from veltair.compiler.graph.parameters.quantised import QuantisedProductParameters
+from veltair.compiler.kernels.int8.epilogue import quantum
+
+
+def unsigned_shift(dtype: str) -> int:
+    """What makes inputs of a type unsigned when it is added to them.
+
+    >>> unsigned_shift("int8"), unsigned_shift("uint8")
+    (128, 0)
+    """
+    return 128 if dtype == "int8" else 0
+
+
+def starting_sums(spec: LayerSpec, shift: int = 0) -> NDArray[np.int64]:
+    """Minus the weights' sums of each column, times the zero point where it is known before the layer runs.
+
+    shift: what is added to inputs as they are read.
+    """
+    sums = -spec.weights["weight"].astype(np.int64).sum(0)
+    if not spec.parameters_as(QuantisedProductParameters).dynamic:
+        sums *= quantum(spec, "input")[1] + shift
+    return sums
+
+
+def load_start(start: Any, column: Expr, zero: Any | None, shift: int) -> Expr:
+    """What 16 columns start from. `zero`: buffer of the zero point that is known only now."""
+    found = start[ramp(column)]
+    return found if zero is None else found * T.broadcast(T.cast(zero[0], "int32") + shift, LANES)
