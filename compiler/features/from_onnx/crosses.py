@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from veltair.compiler.features.from_onnx.hash_buckets import MOST_BUCKETS
+from veltair.compiler.features.from_onnx.hash_buckets import BUCKETS_LIMIT
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
 from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.compiler.onnx.node_attributes import attribute
@@ -47,8 +47,8 @@ def take_crosses(proto: onnx.ModelProto, graph: OnnxGraphIndex) -> dict[str, Val
 
 def _read(node: onnx.NodeProto, graph: OnnxGraphIndex) -> ValueClasses:
     buckets = int(attribute(node, "num_buckets", 0))
-    if not attribute(node, "hashed_output", 0) or not 1 <= buckets <= MOST_BUCKETS:
-        raise graph.error(node, f"{buckets} buckets; expected values that are hashed to 1 to {MOST_BUCKETS}")
+    if not attribute(node, "hashed_output", 0) or not 1 <= buckets <= BUCKETS_LIMIT:
+        raise graph.error(node, f"{buckets} buckets; expected values that are hashed to 1 to {BUCKETS_LIMIT}")
     if attribute(node, "N", 0):
         raise graph.error(node, f"crosses what other columns give, or sparse values; {EXPECTED}")
     kinds = []

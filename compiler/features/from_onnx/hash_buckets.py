@@ -16,7 +16,7 @@ from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGrap
 from veltair.compiler.onnx.node_attributes import attribute
 
 CONTRIB = "ai.onnx.contrib"
-MOST_BUCKETS = (1 << 31) - 1
+BUCKETS_LIMIT = (1 << 31) - 1  # of a column: its indices are int32
 STRONG = "StringToHashBucketStrong"  # TensorFlow's operator, which tf2onnx leaves as it is
 HASHES = ("StringToHashBucketFast",)
 MOST_BUCKETS = 1 << 24  # behind which operators are carried out on all ids
@@ -41,7 +41,7 @@ def find_hashing(node: onnx.NodeProto, graph: OnnxGraphIndex) -> Hashing | None:
         return Hashing(read_buckets(node, graph))
     if node.op_type == STRONG:
         buckets, key = int(attribute(node, "num_buckets", 0)), tuple(map(int, attribute(node, "key", [])))
-        if len(key) != 2 or min(key) < 0 or not 1 <= buckets <= MOST_BUCKETS:
+        if len(key) != 2 or min(key) < 0 or not 1 <= buckets <= BUCKETS_LIMIT:
             raise graph.error(
                 node, f"{buckets} buckets and a key {list(key)}; expected two numbers that are not below 0"
             )
@@ -50,7 +50,7 @@ def find_hashing(node: onnx.NodeProto, graph: OnnxGraphIndex) -> Hashing | None:
         divisor = graph.constant(node.input[1])
         if divisor is not None and divisor.size == 1 and divisor.dtype.kind in "iu":
             buckets = int(divisor.reshape(-1)[0])
-            return Hashing(buckets, remainder=True) if 1 <= buckets <= MOST_BUCKETS else None
+            return Hashing(buckets, remainder=True) if 1 <= buckets <= BUCKETS_LIMIT else None
     return None
 
 
@@ -64,8 +64,8 @@ def read_buckets(node: onnx.NodeProto, graph: OnnxGraphIndex) -> int:
     if value is None or value.size != 1 or value.dtype.kind not in "iu":
         raise graph.error(node, "expected texts and a constant number of buckets")
     buckets = int(value.reshape(-1)[0])
-    if not 1 <= buckets <= MOST_BUCKETS:
-        raise graph.error(node, f"{buckets} buckets; expected 1 to {MOST_BUCKETS}")
+    if not 1 <= buckets <= BUCKETS_LIMIT:
+        raise graph.error(node, f"{buckets} buckets; expected 1 to {BUCKETS_LIMIT}")
     return buckets
 
 

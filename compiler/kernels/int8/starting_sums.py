@@ -31,7 +31,7 @@ def starting_sums(spec: LayerSpec, shift: int = 0) -> NDArray[np.int64]:
 
     shift: what is added to inputs as they are read.
     """
-    sums = -spec.weights["weight"].astype(np.int64).sum(0)
+    sums: NDArray[np.int64] = -spec.weights["weight"].astype(np.int64).sum(0)
     if not spec.parameters_as(QuantisedProductParameters).dynamic:
         sums *= quantum(spec, "input")[1] + shift
     return sums
