@@ -44,9 +44,9 @@ def copy_windows(
                 here = T.And(inside, T.And(column >= 0, column < width))
                 with T.If(here):
                     with T.Then():
-                        _copy(source, begin + column * channels, rows, r, target + v * channels, channels)
+                        copy_bytes(source, begin + column * channels, rows, (r, target + v * channels), channels)
                     with T.Else():
-                        _fill(padding, rows, r, target + v * channels, channels)
+                        fill_bytes(padding, rows, (r, target + v * channels), channels)
 
             if kw == 1 or dw > 1:
                 with T.serial(0, kw) as v:
@@ -54,7 +54,7 @@ def copy_windows(
             else:
                 with T.If(T.And(inside, T.And(x0 >= 0, x0 + kw <= width))):
                     with T.Then():
-                        _copy(source, begin + x0 * channels, rows, r, target, kw * channels)
+                        copy_bytes(source, begin + x0 * channels, rows, (r, target), kw * channels)
                     with T.Else(), T.serial(0, kw) as v:
                         tap(v)
 
@@ -62,17 +62,20 @@ def copy_windows(
 def copy_rows(source: Any, rows: Any, size: int, first: Expr, to: Expr) -> None:
     """Copy `to` rows of `size` bytes each, from the `first` on; `source` is memory in one dimension."""
     with T.serial(0, to) as r:
-        _copy(source, T.bind((first + r) * size), rows, r, T.int32(0), size)
+        copy_bytes(source, T.bind((first + r) * size), rows, (r, T.int32(0)), size)
 
 
-def _copy(source: Any, begin: Expr, rows: Any, row: Expr, target: Expr, count: int) -> None:
+def copy_bytes(source: Any, begin: Expr, target: Any, place: tuple[Expr, ...], count: int) -> None:
+    """Copy `count` bytes from `begin` of a buffer of one dimension on to a place of another one."""
     for first, size in _steps(count):
-        T.buffer_store(rows, source[ramp(begin + first, size)], [row, ramp(target + first, size)])
+        T.buffer_store(target, source[ramp(begin + first, size)], [*place[:-1], ramp(place[-1] + first, size)])
 
 
-def _fill(value: Expr, rows: Any, row: Expr, target: Expr, count: int) -> None:
+def fill_bytes(value: Expr, target: Any, place: tuple[Expr, ...], count: int) -> None:
+    """Write `count` times the same byte."""
     for first, size in _steps(count):
-        T.buffer_store(rows, T.broadcast(value, size) if size > 1 else value, [row, ramp(target + first, size)])
+        filled = T.broadcast(value, size) if size > 1 else value
+        T.buffer_store(target, filled, [*place[:-1], ramp(place[-1] + first, size)])
 
 
 def _steps(count: int) -> Any:

@@ -1,0 +1,235 @@
+"""Where AMX tiles find the rows of the left operand: in the input, in a copy of rows, in a copy of a padded image.
+
+A position is a row of the products of a task. Tiles load 16 positions that begin a fixed distance apart, 64 bytes of
+each a step. Bytes behind the end of a row meet weights of 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.codegen.memory import allocate_scratch
+from veltair.compiler.codegen.vectors import Expr
+from veltair.compiler.graph.layer_spec import Activation
+from veltair.compiler.graph.parameters.quantised import Window
+from veltair.compiler.kernels.int8.window_rows import copy_bytes, copy_rows, fill_bytes
+from veltair.compiler.kernels.matmul.amx_tiles import BLOCK, TILE
+
+DEPTH = 64  # 8-bit values in a tile row: the products of one step of the reduction
+
+
+class Output(NamedTuple):
+    """A row of sums of a register block, and the row of the output that it is.
+
+    >>> Output(half=0, r=3, row=35, inside=None).row
+    35
+    """
+
+    half: Expr  # which tile of the block
+    r: Expr  # which row of the tile
+    row: Expr
+    inside: Expr | None  # whether there is such an output; None: there is
+
+
+class TileRows(Protocol):
+    """The rows of the left operand; methods emit code.
+
+    ::
+
+        rows.take(chunk, zero)  # in a task
+        begin = rows.begin(position)
+        load_tile(register, rows.address(begin, k), rows.stride)
+    """
+
+    stride: int  # bytes from one row of a tile to the next
+    chunks: Expr  # tasks
+    count: Expr  # positions of the task
+    height: Expr  # of a tile
+
+    def take(self, chunk: Expr, zero: Expr) -> None:
+        """Begin a task. zero: the input's zero point."""
+
+    def begin(self, position: Expr) -> Expr:
+        """Where the tile begins whose first row is this position."""
+
+    def address(self, begin: Expr, k: Expr) -> Expr:
+        """Of the kth step of a tile that begins there."""
+
+    def output(self, first: Expr, n: Expr) -> Output:
+        """The nth position of the block that begins at `first`; behind the last position, that one."""
+
+
+class RowsInPlace(TileRows):
+    """Rows that fill whole steps are read where they lie; the last tile of a layer moves up and computes some twice.
+
+    ::
+
+        rows = RowsInPlace(x, total, step)
+    """
+
+    def __init__(self, x: Any, total: Expr, step: int) -> None:
+        self.source, self.total, self.step, self.stride = x, total, step, int(x.shape[1])
+        self.chunks = T.ceildiv(total, step)
+
+    def take(self, chunk: Expr, zero: Expr) -> None:
+        self.first = T.bind(chunk * self.step)
+        self.count = T.bind(T.min(self.step, self.total - self.first))
+        self.height = T.bind(T.min(self.total, TILE))
+
+    def begin(self, position: Expr) -> Expr:
+        return T.max(T.min(self.first + position, self.total - TILE), 0)
+
+    def address(self, begin: Expr, k: Expr) -> Expr:
+        return T.address_of(self.source[begin, k * DEPTH])
+
+    def output(self, first: Expr, n: Expr) -> Output:
+        half, r = T.bind(n // TILE), T.bind(T.min(n % TILE, self.height - 1))
+        return Output(half, r, T.bind(self.begin(first + half * TILE) + r), None)
+
+
+class CopiedRows(TileRows):
+    """Rows of other lengths, a task's rows copied to scratch memory.
+
+    ::
+
+        rows = CopiedRows(flatten(x), x.dtype, depth, total, step)
+    """
+
+    def __init__(self, source: Any, dtype: str, depth: int, total: Expr, step: int) -> None:
+        self.source, self.dtype, self.depth, self.total, self.step = source, dtype, depth, total, step
+        self.stride = -(-depth // DEPTH) * DEPTH
+        self.chunks = T.ceildiv(total, step)
+
+    def take(self, chunk: Expr, zero: Expr) -> None:
+        self.first = T.bind(chunk * self.step)
+        self.count = T.bind(T.min(self.step, self.total - self.first))
+        self.height = T.int32(TILE)
+        self.rows = allocate_scratch((self.step, self.stride), self.dtype)
+        copy_rows(self.source, self.rows, self.depth, self.first, self.count)
+
+    def begin(self, position: Expr) -> Expr:
+        return position
+
+    def address(self, begin: Expr, k: Expr) -> Expr:
+        return T.address_of(self.rows[begin, k * DEPTH])
+
+    def output(self, first: Expr, n: Expr) -> Output:
+        n = T.bind(T.min(n, self.count - first - 1))
+        return Output(T.bind(n // TILE), T.bind(n % TILE), T.bind(self.first + first + n), None)
+
+
+class PaddedImage(NamedTuple):
+    """How a band of output rows finds its input: rows of the image with the input's zero point around them.
+
+    Rows that a stride of s skips to lie in s groups, so that neighbouring rows of outputs read neighbouring rows of a
+    group. Then the positions of a band lie one stride apart, also from one row of outputs to the next: `across` of them
+    in each, the last of which are no outputs. Zero points in front of a row are those behind the row before it.
+
+    >>> window = Window((3, 3), (2, 2), (1, 1), (1, 1, 1, 1))
+    >>> x, y = Activation("x", "uint8", (1, 8, 9, 9), 8), Activation("y", "uint8", (1, 4, 5, 5), 4)
+    >>> image = PaddedImage.of(x, y, window)
+    >>> image.across, image.groups, image.slots(5), image.taps()
+    (5, (0, 1), 6, [(0, 0), (0, 1), (1, 0)])
+    """
+
+    channels: int
+    size: tuple[int, int]  # of the input: rows, columns
+    outputs: tuple[int, int]
+    window: Window
+    fill: int  # columns of zero points in front of a row
+    wide: int  # columns of a row with them
+    across: int  # positions of a row of outputs
+    groups: tuple[int, ...]  # remainders of the rows that are read, divided by the stride
+
+    @classmethod
+    def of(cls, x: Activation, y: Activation, window: Window) -> PaddedImage:
+        (_, channels, height, width), (_, _, *outputs) = x.shape, y.shape
+        (kh, _), (sh, sw), (dh, _) = window.kernel, window.strides, window.dilations
+        fill = max(window.pads[1], window.pads[3])
+        across = -(-(width + fill) // sw)
+        groups = tuple(sorted({u * dh % sh for u in range(kh)}))
+        return cls(channels, (height, width), (outputs[0], outputs[1]), window, fill, across * sw, across, groups)
+
+    def taps(self) -> list[tuple[int, int]]:
+        """Of each row of taps its group of rows and the row there, for the first row of outputs."""
+        (kh, _), (sh, _), (dh, _) = self.window.kernel, self.window.strides, self.window.dilations
+        return [(self.groups.index(u * dh % sh), u * dh // sh) for u in range(kh)]
+
+    def slots(self, band: int) -> int:
+        """Rows of a group that `band` rows of outputs read."""
+        return band + max(slot for _, slot in self.taps())
+
+    def stretches(self) -> tuple[int, int]:
+        """How many stretches of memory a window consists of, and their bytes: rows of taps, or taps that lie apart."""
+        (kh, kw), (_, dw) = self.window.kernel, self.window.dilations
+        return (kh, kw * self.channels) if dw == 1 or kw == 1 else (kh * kw, self.channels)
+
+    def scratch(self, band: int) -> int:
+        """Bytes of a band's copy, and of what tiles may read behind it."""
+        behind = self.fill + BLOCK * self.window.strides[1] + self.window.kernel[1] * self.window.dilations[1]
+        return (len(self.groups) * self.slots(band) * self.wide + behind) * self.channels + DEPTH
+
+
+class PaddedRows(TileRows):
+    """The positions of a band of output rows in a copy of the image around it.
+
+    ::
+
+        rows = PaddedRows(flatten(x), x.dtype, image, total, band=4)
+    """
+
+    def __init__(self, source: Any, dtype: str, image: PaddedImage, total: Expr, band: int) -> None:
+        """total: outputs of all images."""
+        self.source, self.dtype, self.image, self.band = source, dtype, image, band
+        self.stride = image.window.strides[1] * image.channels
+        self.bands = -(-image.outputs[0] // band)
+        self.chunks = total // (image.outputs[0] * image.outputs[1]) * self.bands
+
+    def take(self, chunk: Expr, zero: Expr) -> None:
+        image, (height, _) = self.image, self.image.outputs
+        self.nth, self.top = T.bind(chunk // self.bands), T.bind(chunk % self.bands * self.band)
+        self.count = T.bind(T.min(self.band, height - self.top) * image.across)
+        self.height = T.int32(TILE)
+        self.rows = allocate_scratch((image.scratch(self.band),), self.dtype)
+        self._copy(T.bind(T.cast(zero, self.dtype)))
+
+    def _copy(self, padding: Expr) -> None:
+        image, (height, width), channels = self.image, self.image.size, self.image.channels
+        (sh, _), slots, wide = image.window.strides, image.slots(self.band), image.wide * image.channels
+        first, behind = image.fill * channels, image.wide - image.fill - width
+        for at, remainder in enumerate(image.groups):
+            with T.serial(0, slots) as slot:
+                target = T.bind((at * slots + slot) * wide)
+                row = T.bind((self.top + slot) * sh + remainder - image.window.pads[0])
+                with T.If(T.And(row >= 0, row < height)):
+                    with T.Then():
+                        fill_bytes(padding, self.rows, (target,), first)
+                        begin = T.bind((self.nth * height + row) * (width * channels))
+                        copy_bytes(self.source, begin, self.rows, (target + first,), width * channels)
+                        fill_bytes(padding, self.rows, (target + first + width * channels,), behind * channels)
+                    with T.Else():
+                        fill_bytes(padding, self.rows, (target,), wide)
+        fill_bytes(padding, self.rows, (T.int32(len(image.groups) * slots * wide),), first)
+
+    def begin(self, position: Expr) -> Expr:
+        return position * self.stride + (self.image.fill - self.image.window.pads[1]) * self.image.channels
+
+    def address(self, begin: Expr, k: Expr) -> Expr:
+        image, (stretches, size) = self.image, self.image.stretches()
+        steps, (kh, kw) = -(-size // DEPTH), image.window.kernel
+        stretch = k // steps
+        row, column = (stretch, 0) if stretches == kh else (stretch // kw, stretch % kw * image.window.dilations[1])
+        wide, slots = image.wide * image.channels, image.slots(self.band)
+        offset = T.int32(0)
+        for u, (group, slot) in list(enumerate(image.taps()))[1:]:
+            offset = T.if_then_else(row == u, (group * slots + slot) * wide, offset)
+        return T.address_of(self.rows[begin + offset + column * image.channels + k % steps * DEPTH])
+
+    def output(self, first: Expr, n: Expr) -> Output:
+        n = T.bind(T.min(n, self.count - first - 1))
+        (height, width), across = self.image.outputs, self.image.across
+        y, x = T.bind((first + n) // across), T.bind((first + n) % across)
+        row = T.bind(((self.nth * height + self.top + y) * width) + T.min(x, width - 1))
+        return Output(T.bind(n // TILE), T.bind(n % TILE), row, x < width if across > width else None)
