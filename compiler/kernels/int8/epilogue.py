@@ -23,9 +23,10 @@ from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.quantised import Addend, QuantisedProductParameters
 
 # Places in the kernel's array of numbers. Of a rounding: the factor to its steps, the bounds there; then of "between"
-# what its steps are multiplied by, of "output" the zero point.
-_BETWEEN, _RESIDUAL, OUTPUT, PADDING, _ZERO, _SIZE = 0, 4, 6, 10, 12, 16
+# what its steps are multiplied by, of "output" the zero point. The last two are integers.
+_BETWEEN, _RESIDUAL, OUTPUT, PADDING, _ZERO, _LEAST, _SIZE = 0, 4, 6, 10, 12, 13, 16
 _ROUNDS = 1.5 * 2.0**23  # added to a small float, it leaves the nearest integer in the lowest bits
+_AVX512, _CURRENT_ROUNDING = "llvm.x86.avx512", 4
 
 
 def quantum(spec: LayerSpec, name: str) -> tuple[float, int]:
@@ -62,12 +63,13 @@ def _bounds(activation: str) -> tuple[float, float] | None:
 
 
 def _rounding(quantum: tuple[float, int], dtype: str, activations: Sequence[str]) -> tuple[float, float, float]:
-    """Steps of a unit, and the bounds of what is rounded: of the type and of activations that are bounds."""
+    """Steps of a unit, and the bounds of what is rounded: those of activations in their order, then the type's."""
     (scale, zero), info = quantum, np.iinfo(dtype)
     inverse = float(np.float32(1) / np.float32(scale))
-    low, high = float(info.min - zero), float(info.max - zero)
-    for lower, upper in filter(None, map(_bounds, activations)):
-        low, high = (min(max(bound, lower * inverse), upper * inverse) for bound in (low, high))
+    bounds = [(lower * inverse, upper * inverse) for lower, upper in filter(None, map(_bounds, activations))]
+    low, high = -np.inf, np.inf
+    for lower, upper in (*bounds, (float(info.min - zero), float(info.max - zero))):
+        low, high = (min(max(bound, lower), upper) for bound in (low, high))
     return inverse, low, high
 
 
@@ -80,11 +82,12 @@ def pack_numbers(spec: LayerSpec) -> NDArray[np.float32]:
     if "output" in spec.weights:
         bounds = [product.last] if product and units.result else []
         if product and units.product and not product.between and product.addend is Addend.NONE:
-            bounds.append(product.first)
+            bounds = [product.first, *bounds]
         rounding = _rounding(quantum(spec, "output"), spec.outputs[0].dtype, bounds)
         steps = rounding[0] if units.result else 1.0
         numbers[OUTPUT : OUTPUT + 4] = *rounding, quantum(spec, "output")[1]
-        numbers.view(np.int32)[_ZERO] = quantum(spec, "output")[1]
+        zero = quantum(spec, "output")[1]
+        numbers.view(np.int32)[_ZERO : _LEAST + 1] = zero, np.rint(rounding[1]) + zero
     if product and product.between:
         between = quantum(spec, "between")
         rounding = _rounding(between, product.between, [product.first] if units.product else [])
@@ -138,6 +141,42 @@ class QuantisedEpilogue:
 
     def store(self, sums: Expr, row: Expr, column: Expr) -> None:
         """Finish 16 sums; the first must belong to a column, those behind the last are not written."""
+        value = self._result(sums, row, column)
+        if self.output.dtype != "float32":
+            value = T.min(T.max(value, self._number(OUTPUT + 1)), self._number(OUTPUT + 2)) + broadcast(_ROUNDS)
+            zero = T.broadcast(T.reinterpret("int32", self.weights[-1][_ZERO]), LANES)
+            value = T.cast(T.reinterpret("int32x16", value) + zero, f"{self.output.dtype}x16")
+        masked_store(self.output, T.bind(value), row, column, width=self.width)
+
+    def store_packed(self, sums: Sequence[Expr], row: Expr, column: Expr) -> None:
+        """Finish 64 sums in four vectors, whose columns are all there, to 8 bits. Needs AVX-512.
+
+        Packing saturates: that is all that the type's bounds take, and other lower bounds are the bytes' own.
+        """
+        integers = []
+        for nth, vector in enumerate(sums):
+            value = T.min(self._result(vector, row, column + nth * LANES), self._number(OUTPUT + 2))
+            arguments = (T.bind(value), T.broadcast(T.int32(0), LANES), T.int16(-1), T.int32(_CURRENT_ROUNDING))
+            integers.append(T.call_llvm_pure_intrin("int32x16", f"{_AVX512}.mask.cvtps2dq.512", *arguments))
+        zero, least = (T.reinterpret("int32", self.weights[-1][place]) for place in (_ZERO, _LEAST))
+        halves = []
+        for pair in (integers[:2], integers[2:]):
+            words = T.call_llvm_pure_intrin("int16x32", f"{_AVX512}.packssdw.512", *pair)
+            shift = T.broadcast(T.cast(zero, "int16"), 2 * LANES)
+            halves.append(T.call_llvm_pure_intrin("int16x32", "llvm.sadd.sat.v32i16", words, shift))
+        dtype = str(self.output.dtype)
+        pack = "packuswb" if dtype == "uint8" else "packsswb"
+        packed = T.call_llvm_pure_intrin("int8x64", f"{_AVX512}.{pack}.512", *halves)
+        # Packs work on 16 bytes each: the fours of a vector's lanes lie apart, behind those of the others.
+        lanes = T.Shuffle([T.int32(4 * (lane % 4) + lane // 4) for lane in range(LANES)], list(range(LANES)))
+        ordered = T.call_llvm_pure_intrin(
+            "int32x16", f"{_AVX512}.permvar.si.512", T.reinterpret("int32x16", packed), lanes
+        )
+        value = T.max(T.reinterpret(f"{dtype}x64", ordered), T.broadcast(T.cast(least, dtype), 4 * LANES))
+        T.buffer_store(self.output, T.bind(value), [row, ramp(column, 4 * LANES)])
+
+    def _result(self, sums: Expr, row: Expr, column: Expr) -> Expr:
+        """What 16 sums become, in steps where it is rounded then, without the bounds of the last rounding."""
         scale, bias, *added, _ = (buffer[ramp(column)] for buffer in self.weights)
         parameters, rounded = self.parameters, self.output.dtype != "float32"
         units = Units.of(parameters, rounded=rounded)
@@ -157,12 +196,7 @@ class QuantisedEpilogue:
             value = value + (other + self._number(_RESIDUAL + 1))
         if not units.result:
             value = T.bind(apply_activation(T.bind(value), parameters.last))
-        if rounded:
-            value = value if units.result else value * self._number(OUTPUT)
-            value = T.min(T.max(value, self._number(OUTPUT + 1)), self._number(OUTPUT + 2)) + broadcast(_ROUNDS)
-            zero = T.broadcast(T.reinterpret("int32", self.weights[-1][_ZERO]), LANES)
-            value = T.cast(T.reinterpret("int32x16", value) + zero, f"{self.output.dtype}x16")
-        masked_store(self.output, T.bind(value), row, column, width=self.width)
+        return value * self._number(OUTPUT) if rounded and not units.result else value
 
     def _number(self, place: int) -> Expr:
         return broadcast(self.weights[-1][place])

@@ -1,8 +1,9 @@
 """Products and convolutions of 8-bit integers in AMX tiles: 64 products deep a step, sums in int32.
 
-A register block is 32 rows x 32 columns in four accumulator tiles, as of bfloat16 (`matmul_amx`). Sums start from the
-zero point's share, which a tile load with a stride of 0 brings to all rows. Those of a block leave the tiles through
-memory and are finished by vectors between the steps of the next block.
+A register block is 32 rows x 32 columns in four accumulator tiles, as of bfloat16 (`matmul_amx`). Two of them side by
+side are finished together, since their rows fill cache lines. Sums start from the zero point's share, which a tile
+load with a stride of 0 brings to all rows. Those of a block leave the tiles through memory and are finished by vectors
+between the steps of the next block.
 
 Tiles find their rows in the input or in a task's copy of them (`tile_rows`).
 """
@@ -34,6 +35,7 @@ QUAD = 4  # neighbours of the reduction that lie in one int32
 MOST_COPIED = 1 << 19  # bytes of a task's copied rows: with the weights that they meet they stay in L2
 FETCHED_STEPS = 16  # how far ahead of their first use weights are fetched: they come from memory
 STEP_LINES = 2 * TILE  # of 64 bytes, of the weights of a step
+PACKED = 4  # vectors of sums that become 64 bytes
 TALL = (4, 2, 1, 8)  # blocks of rows of a task
 WINDOW_POINTS = 6  # of a convolution's bands
 # Cycles of a step's products and of the epilogue of a block, of a byte that is copied, of a step's weights from L3.
@@ -50,7 +52,7 @@ def is_possible(spec: LayerSpec) -> bool:
 def amx_points(spec: LayerSpec) -> list[Point]:
     """Points of a layer that is possible; the first is right for most layers."""
     rows, width = rows_and_width(spec.outputs[0])
-    panels = -(-width // BLOCK)
+    panels = -(-width // panel_width(spec))
     window = _window(spec)
     if window is not None:
         return _window_points(spec, PaddedImage.of(spec.inputs[0], spec.outputs[0], window), panels)
@@ -65,14 +67,14 @@ def amx_points(spec: LayerSpec) -> list[Point]:
         for taken in _shares(panels, chunks):
             groups = panels // taken
             copies = groups if depth else 1  # each group of panels copies the rows that it meets
-            found.append((chunks * groups < TASKS, copies, {"unit": "amx", "blocks": tall, "panels": taken}))
+            found.append((chunks * groups < TASKS, copies, {"unit": "amx", "rows": tall * BLOCK, "panels": taken}))
     return [point for _, _, point in sorted(found, key=lambda each: each[:2])]
 
 
 def _window_points(spec: LayerSpec, image: PaddedImage, panels: int) -> list[Point]:
     """Bands of output rows by panels: those first of which the busiest of four cores needs the fewest cycles."""
     stretches, size = image.stretches()
-    steps, height = stretches * -(-size // DEPTH), image.outputs[0]
+    steps, height = stretches * -(-size // DEPTH) * (panel_width(spec) // BLOCK), image.outputs[0]
     images = spec.most(spec.outputs[0].shape[0])
     found: list[tuple[float, int, int]] = []
     for band in range(1, height + 1):
@@ -105,7 +107,7 @@ def _shares(panels: int, chunks: int) -> list[int]:
 def build_amx_product(spec: LayerSpec, point: Point) -> Kernel:
     """The kernel of one of the `amx_points`."""
     packed, start = pack_int8_tiles(spec)
-    weights: list[NDArray[Any]] = [packed, start, *epilogue_weights(spec, BLOCK)]
+    weights: list[NDArray[Any]] = [packed, start, *epilogue_weights(spec, panel_width(spec))]
 
     def body(*buffers: Any) -> None:
         _TileCode(spec, point, buffers).emit()
@@ -116,10 +118,11 @@ def build_amx_product(spec: LayerSpec, point: Point) -> Kernel:
         image, band = PaddedImage.of(spec.inputs[0], spec.outputs[0], window), int(point["band"])
         rows, read = band * image.across, image.scratch(band)
     else:
-        rows = min(int(point["blocks"]) * BLOCK, most)
+        rows = min(int(point["rows"]), most)
         read = rows * len(spec.weights["weight"])
-    block_size = panels * packed[0].nbytes + read + rows * panels * BLOCK
-    return Kernel(function, tuple(weights), block_size, len(packed) // panels * -(-most // rows) * 4)
+    columns = panels * panel_width(spec)
+    block_size = columns // BLOCK * packed[0].nbytes + read + rows * columns
+    return Kernel(function, tuple(weights), block_size, -(-len(packed) * BLOCK // columns) * -(-most // rows) * 4)
 
 
 def pack_int8_tiles(spec: LayerSpec) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
@@ -135,7 +138,12 @@ def pack_int8_tiles(spec: LayerSpec) -> tuple[NDArray[np.int8], NDArray[np.int32
         weight = weight.reshape(-1, weight.shape[-1])
     padded = pad_axis(pad_axis(weight, 0, DEPTH), 1, BLOCK)
     steps = padded.reshape(len(padded) // DEPTH, TILE, QUAD, -1, 2, TILE)
-    return np.ascontiguousarray(steps.transpose(3, 0, 4, 1, 5, 2)), pad_axis(start, 0, BLOCK).astype(np.int32)
+    return np.ascontiguousarray(steps.transpose(3, 0, 4, 1, 5, 2)), pad_axis(start, 0, panel_width(spec)).astype(np.int32)
+
+
+def panel_width(spec: LayerSpec) -> int:
+    """Columns that are finished together: 64 fill a cache line."""
+    return 2 * BLOCK if spec.outputs[0].physical[-1] > BLOCK else BLOCK
 
 
 def _is_copied(spec: LayerSpec) -> bool:
@@ -150,14 +158,15 @@ def _window(spec: LayerSpec) -> Window | None:
 
 
 class Block(NamedTuple):
-    """A register block.
+    """Two rows of tiles by the columns of a panel.
 
-    >>> Block(panel=2, first=32).first
+    >>> Block(panel=2, first=32, sums=0).first
     32
     """
 
-    panel: Expr  # which 32 columns
+    panel: Expr  # of columns
     first: Expr  # row of the task
+    sums: Expr  # which of two buffers has them
 
 
 class _TileCode:
@@ -169,7 +178,8 @@ class _TileCode:
     def __init__(self, spec: LayerSpec, point: Point, buffers: Sequence[Any]) -> None:
         self.spec, self.point, self.taken = spec, point, int(point["panels"])
         self.width, self.signed = spec.outputs[0].physical[-1], buffers[0].dtype == "int8"
-        self.panels = -(-self.width // BLOCK)
+        self.panel = panel_width(spec)
+        self.panels = -(-self.width // self.panel)
         operands = ProductOperands.of(spec, buffers)
         self.W, self.start = operands.weight, operands.start
         self.numbers, self.zero, self.epilogue = operands.numbers, operands.zero, operands.epilogue
@@ -181,7 +191,7 @@ class _TileCode:
         if window is not None:
             image = PaddedImage.of(self.spec.inputs[0], self.spec.outputs[0], window)
             return PaddedRows(flatten(x), x.dtype, image, total, int(self.point["band"]))
-        step = int(self.point["blocks"]) * BLOCK
+        step = int(self.point["rows"])
         if _is_copied(self.spec):
             return CopiedRows(flatten(x), x.dtype, len(self.spec.weights["weight"]), total, step)
         return RowsInPlace(operands.x, total, step)
@@ -189,7 +199,7 @@ class _TileCode:
     def emit(self) -> None:
         groups, chunks, rows = self.panels // self.taken, self.rows.chunks, self.rows
         with T.parallel(0, groups * chunks) as task:
-            self.sums = allocate_scratch((2, TILE, BLOCK), "int32")
+            self.sums = allocate_scratch((2, BLOCK, self.panel), "int32")
             configuration = allocate_scratch((64,), "uint8")
             group, chunk = T.bind(task // chunks), T.bind(task % chunks)
             rows.take(chunk, T.cast(self.numbers[PADDING], "int32") if self.zero is None else self.zero[0])
@@ -198,7 +208,8 @@ class _TileCode:
             count = T.bind(T.ceildiv(rows.count, BLOCK) * self.taken)
 
             def block(nth: Expr) -> Block:
-                return Block(T.bind(group * self.taken + nth % self.taken), T.bind(nth // self.taken * BLOCK))
+                panel, first = T.bind(group * self.taken + nth % self.taken), T.bind(nth // self.taken * BLOCK)
+                return Block(panel, first, T.bind(nth % 2))
 
             with T.serial(0, count) as nth:
                 self._accumulate(block(nth), nth, block(T.max(nth - 1, 0)))
@@ -211,44 +222,65 @@ class _TileCode:
         self.starts, self.first_start = self.start, T.int32(0)
         if self.zero is None:
             return
-        self.starts, self.first_start = allocate_scratch((self.taken * BLOCK,), "int32"), T.bind(group * self.taken)
-        with T.serial(0, self.taken * (BLOCK // LANES)) as vector:
-            value = load_start(self.start, self.first_start * BLOCK + vector * LANES, self.zero, shift=0)
+        self.starts, self.first_start = (
+            allocate_scratch((self.taken * self.panel,), "int32"),
+            T.bind(group * self.taken),
+        )
+        with T.serial(0, self.taken * (self.panel // LANES)) as vector:
+            value = load_start(self.start, self.first_start * self.panel + vector * LANES, self.zero, shift=0)
             T.buffer_store(self.starts, value, [ramp(vector * LANES)])
 
     def _accumulate(self, block: Block, nth: Expr, before: Block) -> None:
         """The sums of a block; meanwhile the one before it is finished."""
-        for register in range(4):
-            column = (block.panel - self.first_start) * BLOCK + register % 2 * TILE
-            load_tile(register, T.address_of(self.starts[column]), 0)
         begins = [T.bind(self.rows.begin(block.first + half * TILE)) for half in range(2)]
-        each = -(-BLOCK // self.steps)
-        # A number of rows and not a branch: the compiler would make two loops of one with a branch.
+        # Numbers of rows and not branches: the compiler would make two loops of one with a branch.
         unfinished = T.bind(T.if_then_else(nth > 0, BLOCK, 0))
         fetched = T.bind(T.if_then_else(nth < self.taken, STEP_LINES, 0))
-        with T.serial(0, self.steps) as k:
-            with T.serial(0, fetched) as line:
-                prefetch(self.W[block.panel, k + FETCHED_STEPS, 0, line, 0, 0])
-            for half, begin in enumerate(begins):
-                load_tile(LEFT + half, self.rows.address(begin, k), self.rows.stride)
-            for half in range(2):
-                load_tile(RIGHT + half, T.address_of(self.W[block.panel, k, half, 0, 0, 0]), 64)
+        parts, most = self._parts(block), self.panel // BLOCK
+        each = T.bind(T.if_then_else(parts == most, -(-BLOCK // (self.steps * most)), -(-BLOCK // self.steps)))
+        with T.serial(0, parts) as part:
+            columns = T.bind(block.panel * most + part)  # which 32
             for register in range(4):
-                left, right = LEFT + register // 2, RIGHT + register % 2
-                multiply_int8_tiles(register, left, right, signed=self.signed)
-            with T.serial(0, T.max(T.min(each, unfinished - k * each), 0)) as i:
-                self._finish_row(before, k * each + i)
-        for register in range(4):
-            address = T.address_of(self.sums[register // 2, 0, register % 2 * TILE])
-            store_tile(register, address, BLOCK * 4)
+                column = columns * BLOCK - self.first_start * self.panel + register % 2 * TILE
+                load_tile(register, T.address_of(self.starts[column]), 0)
+            with T.serial(0, self.steps) as k:
+                with T.serial(0, fetched) as line:
+                    prefetch(self.W[columns, k + FETCHED_STEPS, 0, line, 0, 0])
+                for half, begin in enumerate(begins):
+                    load_tile(LEFT + half, self.rows.address(begin, k), self.rows.stride)
+                for half in range(2):
+                    load_tile(RIGHT + half, T.address_of(self.W[columns, k, half, 0, 0, 0]), 64)
+                for register in range(4):
+                    left, right = LEFT + register // 2, RIGHT + register % 2
+                    multiply_int8_tiles(register, left, right, signed=self.signed)
+                done = T.bind((part * self.steps + k) * each)
+                with T.serial(0, T.max(T.min(each, unfinished - done), 0)) as i:
+                    self._finish_row(before, done + i)
+            for register in range(4):
+                place = block.sums, register // 2 * TILE, part * BLOCK + register % 2 * TILE
+                store_tile(register, T.address_of(self.sums[place]), self.panel * 4)
+
+    def _parts(self, block: Block) -> Expr:
+        """How many times 32 columns of the block there are."""
+        most = self.panel // BLOCK
+        if -(-self.width // BLOCK) % most == 0:
+            return T.int32(most)
+        return T.bind(T.min(most, T.ceildiv(self.width - block.panel * self.panel, BLOCK)))
 
     def _finish_row(self, block: Block, n: Expr) -> None:
         """The epilogue of the nth row of a block; behind the last row, that one is done again."""
-        output = self.rows.output(block.first, n)
-        vectors = T.min(2, T.ceildiv(self.width - block.panel * BLOCK, TILE))
+        output, column = self.rows.output(block.first, n), T.bind(block.panel * self.panel)
+        place = output.half * TILE + output.r
+        vectors = T.min(self.panel // LANES, T.ceildiv(self.width - column, LANES))
         if output.inside is not None:
             vectors = T.if_then_else(output.inside, vectors, 0)
-        with T.serial(0, vectors) as tile:
-            column = T.bind(block.panel * BLOCK + tile * TILE)
-            sums = T.bind(self.sums[output.half, output.r, ramp(tile * TILE)])
-            self.epilogue.store(sums, output.row, column)
+        vectors, packed = T.bind(vectors), 0
+        if self.panel // LANES == PACKED and self.epilogue.output.dtype != "float32":
+            packed = T.bind(T.if_then_else(column + PACKED * LANES <= self.width, vectors // PACKED, 0))
+            with T.serial(0, packed):
+                sums = [T.bind(self.sums[block.sums, place, ramp(i * LANES)]) for i in range(PACKED)]
+                self.epilogue.store_packed(sums, output.row, column)
+        if self.width % (PACKED * LANES) or isinstance(packed, int):
+            with T.serial(0, vectors - packed * PACKED) as vector:
+                sums = T.bind(self.sums[block.sums, place, ramp(vector * LANES)])
+                self.epilogue.store(sums, output.row, T.bind(column + vector * LANES))
