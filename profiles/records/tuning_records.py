@@ -148,12 +148,14 @@ def read_records(path: Path) -> Iterator[TuningRecord]:
 def _by_workload(path: Path, features: frozenset[str] = frozenset()) -> dict[str, list[TuningRecord]]:
     """The records of a file that count on a CPU with these features.
 
-    Those of 8-bit products from before there were tiles for them do not where the CPU has such tiles.
+    Those of 8-bit products from before there were tiles for them do not where the CPU has such tiles, and those of the
+    first such tiles, whose points counted "blocks", nowhere.
     """
     found: dict[str, list[TuningRecord]] = {}
     for record in read_records(path):
         before_tiles = "amx_int8" in features and "amx_int8" not in record.features
-        if not (before_tiles and record.workload.startswith(_TILED)):
+        older = before_tiles or (record.point.get("unit") == "amx" and "blocks" in record.point)
+        if not (older and record.workload.startswith(_TILED)):
             found.setdefault(record.workload, []).append(record)
     return found
 

@@ -28,7 +28,15 @@ from veltair.compiler.graph.parameters.quantised import QuantisedProductParamete
 from veltair.compiler.kernels.int8.epilogue import PADDING, epilogue_weights
 from veltair.compiler.kernels.int8.product_operands import ProductOperands, rows_and_width
 from veltair.compiler.kernels.int8.starting_sums import load_start, starting_sums
-from veltair.compiler.kernels.int8.tile_rows import DEPTH, CopiedRows, PaddedImage, PaddedRows, RowsInPlace, TileRows
+from veltair.compiler.kernels.int8.tile_rows import (
+    DEPTH,
+    CopiedRows,
+    GatheredRows,
+    PaddedImage,
+    PaddedRows,
+    RowsInPlace,
+    TileRows,
+)
 from veltair.compiler.kernels.matmul.amx_tiles import BLOCK, LEFT, RIGHT, TILE, configure_tiles
 
 QUAD = 4  # neighbours of the reduction that lie in one int32
@@ -73,12 +81,13 @@ def amx_points(spec: LayerSpec) -> list[Point]:
 
 def _window_points(spec: LayerSpec, image: PaddedImage, panels: int) -> list[Point]:
     """Bands of output rows by panels: those first of which the busiest of four cores needs the fewest cycles."""
-    stretches, size = image.stretches()
-    steps, height = stretches * -(-size // DEPTH) * (panel_width(spec) // BLOCK), image.outputs[0]
+    steps, height = image.depth() // DEPTH * (panel_width(spec) // BLOCK), image.outputs[0]
     images = spec.most(spec.outputs[0].shape[0])
     found: list[tuple[float, int, int]] = []
     for band in range(1, height + 1):
         copied = len(image.groups) * image.slots(band) * image.wide * image.channels
+        if image.is_gathered:
+            copied += band * image.across * image.depth()
         if band > 1 and copied > MOST_COPIED:
             break
         bands = -(-height // band)
@@ -133,28 +142,32 @@ def pack_int8_tiles(spec: LayerSpec) -> tuple[NDArray[np.int8], NDArray[np.int32
     """
     weight, start, window = spec.weights["weight"], starting_sums(spec), _window(spec)
     if window is not None:
-        stretches, size = PaddedImage.of(spec.inputs[0], spec.outputs[0], window).stretches()
-        weight = pad_axis(weight.reshape(stretches, size, -1), 1, DEPTH)
+        image = PaddedImage.of(spec.inputs[0], spec.outputs[0], window)
+        weight = pad_axis(weight.reshape(*image.stretches(), -1), 1, image.pitch())
         weight = weight.reshape(-1, weight.shape[-1])
     padded = pad_axis(pad_axis(weight, 0, DEPTH), 1, BLOCK)
     steps = padded.reshape(len(padded) // DEPTH, TILE, QUAD, -1, 2, TILE)
-    return np.ascontiguousarray(steps.transpose(3, 0, 4, 1, 5, 2)), pad_axis(start, 0, panel_width(spec)).astype(np.int32)
+    return np.ascontiguousarray(steps.transpose(3, 0, 4, 1, 5, 2)), pad_axis(start, 0, panel_width(spec)).astype(
+        np.int32
+    )
 
 
 def panel_width(spec: LayerSpec) -> int:
-    """Columns that are finished together: 64 fill a cache line."""
-    return 2 * BLOCK if spec.outputs[0].physical[-1] > BLOCK else BLOCK
+    """Columns that are finished together: 64 of 8 bits fill a cache line."""
+    output = spec.outputs[0]
+    return 2 * BLOCK if output.physical[-1] > BLOCK and output.dtype != "float32" else BLOCK
 
 
 def _is_copied(spec: LayerSpec) -> bool:
-    """Whether the rows of a product fill no whole steps."""
-    return len(spec.weights["weight"]) % DEPTH != 0
+    """Whether the rows of a product fill no whole steps, or are not all rows of the input."""
+    window = spec.parameters_as(QuantisedProductParameters).window
+    return bool(window and not window.is_point) or len(spec.weights["weight"]) % DEPTH != 0
 
 
 def _window(spec: LayerSpec) -> Window | None:
-    """The window of a convolution that is more than a product at every place."""
+    """The window of a convolution with more taps than one."""
     window = spec.parameters_as(QuantisedProductParameters).window
-    return None if window is None or window.is_point else window
+    return None if window is None or window.kernel == (1, 1) else window
 
 
 class Block(NamedTuple):
@@ -190,10 +203,11 @@ class _TileCode:
         window, total = _window(self.spec), operands.total
         if window is not None:
             image = PaddedImage.of(self.spec.inputs[0], self.spec.outputs[0], window)
-            return PaddedRows(flatten(x), x.dtype, image, total, int(self.point["band"]))
+            rows = GatheredRows if image.is_gathered else PaddedRows
+            return rows(flatten(x), x.dtype, image, total, int(self.point["band"]))
         step = int(self.point["rows"])
         if _is_copied(self.spec):
-            return CopiedRows(flatten(x), x.dtype, len(self.spec.weights["weight"]), total, step)
+            return CopiedRows(flatten(x), self.spec, total, step)
         return RowsInPlace(operands.x, total, step)
 
     def emit(self) -> None:
@@ -222,10 +236,8 @@ class _TileCode:
         self.starts, self.first_start = self.start, T.int32(0)
         if self.zero is None:
             return
-        self.starts, self.first_start = (
-            allocate_scratch((self.taken * self.panel,), "int32"),
-            T.bind(group * self.taken),
-        )
+        self.first_start = T.bind(group * self.taken)
+        self.starts = allocate_scratch((self.taken * self.panel,), "int32")
         with T.serial(0, self.taken * (self.panel // LANES)) as vector:
             value = load_start(self.start, self.first_start * self.panel + vector * LANES, self.zero, shift=0)
             T.buffer_store(self.starts, value, [ramp(vector * LANES)])
@@ -270,17 +282,16 @@ class _TileCode:
     def _finish_row(self, block: Block, n: Expr) -> None:
         """The epilogue of the nth row of a block; behind the last row, that one is done again."""
         output, column = self.rows.output(block.first, n), T.bind(block.panel * self.panel)
-        place = output.half * TILE + output.r
+        place, packed = T.bind(output.half * TILE + output.r), T.int32(0)
         vectors = T.min(self.panel // LANES, T.ceildiv(self.width - column, LANES))
         if output.inside is not None:
-            vectors = T.if_then_else(output.inside, vectors, 0)
-        vectors, packed = T.bind(vectors), 0
-        if self.panel // LANES == PACKED and self.epilogue.output.dtype != "float32":
-            packed = T.bind(T.if_then_else(column + PACKED * LANES <= self.width, vectors // PACKED, 0))
+            vectors = T.bind(T.if_then_else(output.inside, vectors, 0))
+        if self.panel == PACKED * LANES:
+            packed = T.bind(T.min(vectors // PACKED, (self.width - column) // self.panel))
             with T.serial(0, packed):
                 sums = [T.bind(self.sums[block.sums, place, ramp(i * LANES)]) for i in range(PACKED)]
                 self.epilogue.store_packed(sums, output.row, column)
-        if self.width % (PACKED * LANES) or isinstance(packed, int):
+        if self.panel < PACKED * LANES or self.width % self.panel:
             with T.serial(0, vectors - packed * PACKED) as vector:
                 sums = T.bind(self.sums[block.sums, place, ramp(vector * LANES)])
                 self.epilogue.store(sums, output.row, T.bind(column + vector * LANES))

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Protocol
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.memory import allocate_scratch
-from veltair.compiler.codegen.vectors import Expr
-from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.graph.parameters.quantised import Window
-from veltair.compiler.kernels.int8.window_rows import copy_bytes, copy_rows, fill_bytes
+from veltair.compiler.codegen.vectors import Expr, ramp
+from veltair.compiler.graph.layer_spec import Activation, LayerSpec
+from veltair.compiler.graph.parameters.quantised import QuantisedProductParameters, Window
+from veltair.compiler.kernels.int8.window_rows import copy_bytes, copy_rows, copy_windows, fill_bytes
 from veltair.compiler.kernels.matmul.amx_tiles import BLOCK, TILE
 
 DEPTH = 64  # 8-bit values in a tile row: the products of one step of the reduction
@@ -90,24 +90,30 @@ class RowsInPlace(TileRows):
 
 
 class CopiedRows(TileRows):
-    """Rows of other lengths, a task's rows copied to scratch memory.
+    """Rows of other lengths or at some places only, a task's rows copied to scratch memory.
 
     ::
 
-        rows = CopiedRows(flatten(x), x.dtype, depth, total, step)
+        rows = CopiedRows(flatten(x), spec, total, step)
     """
 
-    def __init__(self, source: Any, dtype: str, depth: int, total: Expr, step: int) -> None:
-        self.source, self.dtype, self.depth, self.total, self.step = source, dtype, depth, total, step
-        self.stride = -(-depth // DEPTH) * DEPTH
+    def __init__(self, source: Any, spec: LayerSpec, total: Expr, step: int) -> None:
+        self.source, self.spec, self.total, self.step = source, spec, total, step
+        self.depth = len(spec.weights["weight"])
+        self.stride = -(-self.depth // DEPTH) * DEPTH
         self.chunks = T.ceildiv(total, step)
 
     def take(self, chunk: Expr, zero: Expr) -> None:
         self.first = T.bind(chunk * self.step)
         self.count = T.bind(T.min(self.step, self.total - self.first))
         self.height = T.int32(TILE)
-        self.rows = allocate_scratch((self.step, self.stride), self.dtype)
-        copy_rows(self.source, self.rows, self.depth, self.first, self.count)
+        x, window = self.spec.inputs[0], self.spec.parameters_as(QuantisedProductParameters).window
+        self.rows = allocate_scratch((self.step, self.stride), x.dtype)
+        if window is None or window.is_point:
+            copy_rows(self.source, self.rows, self.depth, self.first, self.count)
+        else:
+            tensors, padding = (x, self.spec.outputs[0]), T.bind(T.cast(zero, x.dtype))
+            copy_windows(self.source, self.rows, padding, tensors, window, self.first, self.count)
 
     def begin(self, position: Expr) -> Expr:
         return position
@@ -166,6 +172,20 @@ class PaddedImage(NamedTuple):
         (kh, kw), (_, dw) = self.window.kernel, self.window.dilations
         return (kh, kw * self.channels) if dw == 1 or kw == 1 else (kh * kw, self.channels)
 
+    @property
+    def is_gathered(self) -> bool:
+        """Whether short stretches are gathered to rows, so that a step has several of them."""
+        return self.stretches()[1] <= DEPTH // 2
+
+    def pitch(self) -> int:
+        """Bytes from one stretch to the next in a window's row: whole steps, or a vector where they are gathered."""
+        size = self.stretches()[1]
+        return 1 << (size - 1).bit_length() if self.is_gathered else -(-size // DEPTH) * DEPTH
+
+    def depth(self) -> int:
+        """Bytes of a window's row: whole steps."""
+        return -(-self.stretches()[0] * self.pitch() // DEPTH) * DEPTH
+
     def scratch(self, band: int) -> int:
         """Bytes of a band's copy, and of what tiles may read behind it."""
         behind = self.fill + BLOCK * self.window.strides[1] + self.window.kernel[1] * self.window.dilations[1]
@@ -217,15 +237,18 @@ class PaddedRows(TileRows):
         return position * self.stride + (self.image.fill - self.image.window.pads[1]) * self.image.channels
 
     def address(self, begin: Expr, k: Expr) -> Expr:
-        image, (stretches, size) = self.image, self.image.stretches()
-        steps, (kh, kw) = -(-size // DEPTH), image.window.kernel
-        stretch = k // steps
-        row, column = (stretch, 0) if stretches == kh else (stretch // kw, stretch % kw * image.window.dilations[1])
+        steps = self.image.pitch() // DEPTH
+        return T.address_of(self.rows[begin + self._stretch(k // steps) + k % steps * DEPTH])
+
+    def _stretch(self, nth: Expr) -> Expr:
+        """Where the nth stretch of the first window lies."""
+        image, (kh, kw) = self.image, self.image.window.kernel
+        row, column = (nth, 0) if image.stretches()[0] == kh else (nth // kw, nth % kw * image.window.dilations[1])
         wide, slots = image.wide * image.channels, image.slots(self.band)
         offset = T.int32(0)
         for u, (group, slot) in list(enumerate(image.taps()))[1:]:
             offset = T.if_then_else(row == u, (group * slots + slot) * wide, offset)
-        return T.address_of(self.rows[begin + offset + column * image.channels + k % steps * DEPTH])
+        return offset + column * image.channels
 
     def output(self, first: Expr, n: Expr) -> Output:
         n = T.bind(T.min(n, self.count - first - 1))
@@ -233,3 +256,30 @@ class PaddedRows(TileRows):
         y, x = T.bind((first + n) // across), T.bind((first + n) % across)
         row = T.bind(((self.nth * height + self.top + y) * width) + T.min(x, width - 1))
         return Output(T.bind(n // TILE), T.bind(n % TILE), row, x < width if across > width else None)
+
+
+class GatheredRows(PaddedRows):
+    """The windows of a band, a row each, gathered from the copy of the image: of few channels, where a step of 64 bytes
+    takes several rows of taps.
+
+    ::
+
+        rows = GatheredRows(flatten(x), x.dtype, image, total, band=4)
+    """
+
+    def take(self, chunk: Expr, zero: Expr) -> None:
+        super().take(chunk, zero)
+        image, pitch = self.image, self.image.pitch()
+        self.gathered = allocate_scratch((-(-self.band * image.across // BLOCK) * BLOCK, image.depth()), self.dtype)
+        with T.serial(0, self.count) as position:
+            begin = T.bind(super().begin(position))
+            for nth in range(image.stretches()[0]):
+                stretch = self.rows[ramp(begin + self._stretch(T.int32(nth)), pitch)]
+                T.buffer_store(self.gathered, stretch, [position, ramp(T.int32(nth * pitch), pitch)])
+        self.stride = image.depth()
+
+    def begin(self, position: Expr) -> Expr:
+        return position
+
+    def address(self, begin: Expr, k: Expr) -> Expr:
+        return T.address_of(self.gathered[begin, k * DEPTH])

@@ -76,6 +76,9 @@ def test_own_records_from_before_the_tiles_of_integers_do_not_count_where_there_
     again = TuningRecord("conv2d_int8 1", 1, {"unit": "amx"}, (5,), 64, 8, ("amx_int8", "avx2"), "a cpu", "0.27")
     tiles.append(again)
     assert store(tmp_path, before | {"amx_int8"}).own("conv2d_int8 1") == (again,)
+    first = TuningRecord("matmul_int8 1", 1, {"unit": "amx", "blocks": 4}, (5,), 64, 8, ("amx_int8",), "a cpu", "0.27")
+    tiles.append(first)
+    assert store(tmp_path, before | {"amx_int8"}).own("matmul_int8 1") == ()
 
 
 def test_all_records_of_a_workload_stand_together(tmp_path: Path) -> None:

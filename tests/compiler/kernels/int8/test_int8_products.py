@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from int8_products import CASES, Parameters, agrees
-from run_kernels import OLDER_CPUS
+from int8_products import CASES, Parameters, agrees, product
+from run_kernels import OLDER_CPUS, run_kernel
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.int8.products import pack_quads
+from veltair.compiler.tuning.layer_reference import reference_outputs
 from veltair.machine.isa import cpu_features
 
 ELSEWHERE = {  # the code around sums is the same on every instruction set
@@ -28,6 +29,19 @@ def test_kernels_equal_the_reference(name: str, mcpu: str) -> None:
     agrees(CASES[name], points[-1], 3, mcpu)
     if name == "3x3":
         agrees(CASES[name], points[0], 1, mcpu)
+
+
+@pytest.mark.parametrize("activation", ["clip:30.0:40.0", "clip:-9.0:-8.0", "clip:0.0:3.0"])
+def test_bounds_of_an_activation_that_lie_beside_those_of_the_rounding(activation: str) -> None:
+    """Steps of 0.04 around 60 reach from -2.4 to 7.8: what lies beyond saturates."""
+    spec = product((-7, 66), (-7, 130), Parameters(activation))
+    points = SPACES[spec.op].points(spec, cpu_features())
+    for point in (points[0], points[-1]):
+        x = np.random.default_rng(0).integers(0, 256, (7, 66), np.uint8)
+        (found,) = run_kernel(spec, point, [x], 1)
+        expected = reference_outputs(spec, [x], 1)
+        assert expected is not None
+        assert np.abs(found.astype(int) - expected[0]).max() <= 1
 
 
 @given(depth=st.integers(1, 9), columns=st.integers(1, 40), zero=st.integers(-128, 127), signed=st.booleans())

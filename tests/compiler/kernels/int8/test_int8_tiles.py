@@ -11,12 +11,17 @@ from run_kernels import run_kernel
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import LayerSpec
-from veltair.compiler.graph.parameters.quantised import Addend
+from veltair.compiler.graph.parameters.quantised import Addend, Window
 from veltair.compiler.kernels.int8.products_amx import DEPTH, amx_points, is_possible, pack_int8_tiles
 from veltair.machine.isa import cpu_features
 
 needs_tiles = pytest.mark.skipif("amx_int8" not in cpu_features(), reason="this CPU has no AMX int8 tiles")
 FEATURES = frozenset({"avx2", "avx512", "avx512_vnni", "amx_bf16", "amx_int8"})
+
+
+def convolution(size: int, stride: int, pad: int) -> Window:
+    return Window((size, size), (stride, stride), (1, 1), (pad,) * 4)
+
 
 TILED = {
     **{name: spec for name, spec in CASES.items() if is_possible(spec)},
@@ -30,6 +35,31 @@ TILED = {
     ),
     "3x3 of whole steps": product((-1, 64, 14, 14), (-1, 64, 14, 14), Parameters("relu", SQUARE)),
     "every other place, whole steps": product((-1, 64, 13, 13), (-1, 128, 7, 7), Parameters("none", STEPPED)),
+    "few channels, gathered": product((-1, 3, 23, 21), (-1, 80, 12, 11), Parameters("relu", convolution(7, 2, 3))),
+    "every other place, rows in two groups": product(
+        (-1, 64, 11, 9), (-1, 96, 6, 5), Parameters("none", convolution(3, 2, 1), Addend.RESIDUAL, "uint8", "relu")
+    ),
+    "zeros behind the image alone": product(
+        (-1, 64, 8, 8), (-1, 64, 4, 4), Parameters("relu", Window((3, 3), (2, 2), (1, 1), (0, 0, 1, 1)))
+    ),
+    "zeros above and left": product(
+        (-1, 40, 6, 7), (-1, 130, 6, 7), Parameters("none", Window((3, 3), (1, 1), (1, 1), (2, 2, 0, 0)))
+    ),
+    "rows of taps alone": product(
+        (-1, 24, 7, 9), (-1, 64, 7, 4), Parameters("none", Window((1, 4), (1, 2), (1, 1), (0, 1, 0, 1)))
+    ),
+    "columns of taps that lie apart, every third row": product(
+        (-1, 64, 13, 5), (-1, 64, 3, 5), Parameters("none", Window((3, 1), (3, 1), (2, 1), (1, 0, 0, 0)))
+    ),
+    "taps that lie apart, few channels": product(
+        (-1, 8, 9, 9),
+        (-1, 40, 4, 4),
+        Parameters("none", Window((3, 3), (2, 2), (2, 2), (1, 1, 1, 1)), dynamic=True),
+        ("uint8", "float32"),
+    ),
+    "signed, 5x5": product(
+        (-1, 96, 5, 6), (-1, 192, 5, 6), Parameters("clip:-0.5:1.5", convolution(5, 1, 2)), ("int8", "int8")
+    ),
     "one column": product((-33, 64), (-33, 1), Parameters("none"), ("uint8", "float32")),
 }
 
@@ -38,7 +68,7 @@ TILED = {
 @pytest.mark.parametrize("name", TILED)
 def test_tiles_equal_the_reference(name: str) -> None:
     spec = TILED[name]
-    for point in amx_points(spec)[:: 3 if "3x3" in name else 1]:
+    for point in amx_points(spec)[:: 3 if spec.op == "conv2d_int8" else 1]:
         agrees(spec, point, 3, "")
     agrees(spec, amx_points(spec)[0], 1, "")
 
