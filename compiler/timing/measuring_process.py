@@ -6,7 +6,6 @@ whose descriptor is its first argument.
 
 from __future__ import annotations
 
-import mmap
 import os
 import statistics
 import sys
@@ -36,7 +35,8 @@ from veltair.compiler.timing.measuring_messages import (
 )
 from veltair.compiler.timing.operand_memory import OperandMemory
 from veltair.machine.isa import cpu_features
-from veltair.profiles.artifact.manifest import ALIGNMENT
+from veltair.profiles.artifact.manifest import ALIGNMENT, SLACK_BYTES
+from veltair.profiles.runtime.huge_pages import map_part
 
 MIN_RUNS, FEW_RUNS, MAX_RUNS = 5, 3, 2000
 LONG_NS = 1_000_000_000  # a measurement that takes longer than this makes do with FEW_RUNS
@@ -179,13 +179,12 @@ class _MeasuringProcess:
         return self._rng.integers(operand.low, operand.high, shape, np.int64, endpoint=True).astype(operand.dtype)
 
     def _map(self, operand: FileTensor) -> NDArray[Any]:
-        """A read-only mapping with its pages present, so that no run pays for faults; copied where unaligned."""
+        """A read-only mapping with its pages present, so that no run pays for faults, and with slack behind it; copied
+        where unaligned."""
         size = int(np.prod(operand.shape, dtype=np.int64)) * np.dtype(operand.dtype).itemsize
-        skip = operand.offset % mmap.ALLOCATIONGRANULARITY
         with open(operand.path, "rb") as file:  # noqa: PTH123  a plain descriptor is wanted
-            flags = mmap.MAP_PRIVATE | mmap.MAP_POPULATE
-            memory = mmap.mmap(file.fileno(), size + skip, flags, mmap.PROT_READ, offset=operand.offset - skip)
-        array = np.frombuffer(memory, np.uint8, size, skip).view(operand.dtype).reshape(operand.shape)
+            part = map_part(file.fileno(), operand.offset, size, SLACK_BYTES)
+        array = part.view(operand.dtype).reshape(operand.shape)
         return self._aligned(array) if array.ctypes.data % ALIGNMENT else self._writable(array)
 
 

@@ -37,27 +37,55 @@ def map_memory(descriptor: int, *, writable: bool = True, pause: Callable[[], No
     size = os.fstat(descriptor).st_size
     if not size:
         return np.empty(0, np.uint8)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    libc = _memory_functions()
     # Space for the mapping to begin at a large page; not every file system looks for such a place by itself.
     space = libc.mmap(None, size + PAGE_BYTES, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     address = None if space == _FAILED else -(-space // PAGE_BYTES) * PAGE_BYTES
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     begin = libc.mmap(address, size, protection, mmap.MAP_PRIVATE | (_FIXED if address else 0), descriptor, 0)
-    if begin == _FAILED:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    _require(begin)
     # Each is advice: a kernel that is too old refuses, and pages come one by one, or stay small.
     libc.madvise(begin, size, mmap.MADV_HUGEPAGE)
     for at, length in pieces(size, pause):
         for advice in (_POPULATE_READ, _COLLAPSE):
             libc.madvise(begin + at, length, advice)
-    memory = (ctypes.c_uint8 * size).from_address(begin)
-    whole = (space, size + PAGE_BYTES) if address else (begin, size)
-    weakref.finalize(memory, libc.munmap, *whole)
+    return _bytes_at(begin, size, (space, size + PAGE_BYTES) if address else (begin, size))
+
+
+def map_part(descriptor: int, offset: int, size: int, behind: int) -> NDArray[np.uint8]:
+    """`size` bytes of a file from `offset` on, read-only and all present, with `behind` readable bytes after them: the
+    file's own, or zeros."""
+    if not size:
+        return np.empty(0, np.uint8)
+    libc, skip = _memory_functions(), offset % mmap.PAGESIZE
+    whole, private = skip + size + behind, mmap.MAP_PRIVATE
+    space = libc.mmap(None, whole, mmap.PROT_READ, private | mmap.MAP_ANONYMOUS, -1, 0)
+    _require(space)
+    part = _bytes_at(space + skip, size, (space, whole))
+    flags = private | _FIXED | mmap.MAP_POPULATE
+    _require(libc.mmap(space, skip + size, mmap.PROT_READ, flags, descriptor, offset - skip))
+    return part
+
+
+def _memory_functions() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return libc
+
+
+def _require(address: int | None) -> None:
+    if address == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def _bytes_at(address: int, size: int, mapping: tuple[int, int]) -> NDArray[np.uint8]:
+    """Bytes of a mapping (its begin and length), which ends with the last array of them."""
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    weakref.finalize(memory, _memory_functions().munmap, *mapping)
     return np.frombuffer(memoryview(memory), np.uint8)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 from pathlib import Path
@@ -41,6 +42,19 @@ def test_a_mapping_ends_with_its_array(tmp_path: Path) -> None:
     assert str(path) in Path("/proc/self/maps").read_text("utf-8")
     del view
     assert str(path) not in Path("/proc/self/maps").read_text("utf-8")
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, 8192), (4096, 4096), (100, 8092), (64, 10), (0, 0)])
+def test_what_lies_behind_a_part_of_a_file_can_be_read(tmp_path: Path, offset: int, size: int) -> None:
+    """Kernels may read past the end of a tensor, whose file ends with a page."""
+    content = np.random.default_rng(0).integers(0, 256, 8192, np.uint8)
+    (tmp_path / "tensor").write_bytes(content.tobytes())
+    with (tmp_path / "tensor").open("rb") as file:
+        part = pages.map_part(file.fileno(), offset, size, 8192)
+    assert np.array_equal(part, content[offset : offset + size])
+    if size:
+        behind = np.frombuffer((ctypes.c_uint8 * 8192).from_address(part.ctypes.data + size), np.uint8)
+        assert not behind[-(8192 - (len(content) - offset - size)) :].any()
 
 
 def test_no_weights_at_all(tmp_path: Path) -> None:
