@@ -215,7 +215,8 @@ class _FrontProcess:
         routes = AccessCheck(application(service, dashboard, learner), self._access, apart=self._admin is not None)
         app = OriginCheck(routes, self._hosts, server.origins)
         secret = None if self.threads is None else self.threads.uvicorn_secret
-        return HttpServer.of(app, self._listener, server.limits.idle_s, secret)
+        scheme = "http" if server.tls is None else "https"
+        return HttpServer.of(app, self._listener, server.limits.idle_s, secret, scheme)
 
     def _listen(self, http: HttpServer) -> asyncio.Task[None]:
         """Accept connections over HTTP: the I/O threads do, and uvicorn from them; without threads uvicorn alone."""
