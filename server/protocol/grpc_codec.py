@@ -96,7 +96,7 @@ def parse_request(data: memoryview, inline_bytes: int = INLINE_BYTES) -> GrpcReq
 
 
 def read_names(data: memoryview) -> dict[str, str]:
-    """The model, its version and the id of a ModelInferRequest that nobody has parsed; they stand before what may be large.
+    """Model, version and id of a ModelInferRequest that nobody has parsed; they stand before what may be large.
 
     >>> read_names(memoryview(pb.ModelInferRequest(model_name="mlp", id="7").SerializeToString()))
     {'model_name': 'mlp', 'model_version': '', 'id': '7'}
