@@ -7,25 +7,33 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # beside SIGINT, which Python raises as KeyboardInterrupt
 
 
 @contextlib.contextmanager
-def interruptible_at_once(what: str) -> Iterator[None]:
-    """Ctrl-C ends the process with 130 and one line, without an exception.
+def interruptible_at_once(what: str, also: Collection[signal.Signals] = ENDING) -> Iterator[None]:
+    """Ctrl-C ends the process with 130 and one line, and each of `also` with 128 and its number, without an exception.
 
     That is for imports: the module that happens to be read would print a traceback, or take the interrupt for a module
     that is missing, and nothing has been begun that anybody would have to tidy up.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
-        os.write(sys.stderr.fileno(), f"{what}: interrupted\n".encode())
+        if number == signal.SIGINT:
+            os.write(sys.stderr.fileno(), f"{what}: interrupted\n".encode())
         os._exit(128 + number)
 
-    with _handled(signal.SIGINT, end, instead_of=signal.default_int_handler):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_handled(signal.SIGINT, end, instead_of=signal.default_int_handler))
+        for each in also:
+            stack.enter_context(_handled(each, end, instead_of=signal.SIG_DFL))
         yield
 
 
@@ -37,6 +45,24 @@ def tidied_up() -> Iterator[None]:
         for number in ENDING:
             stack.enter_context(_handled(number, _leave, instead_of=signal.SIG_DFL))
         yield
+
+
+@contextlib.contextmanager
+def handled_in(loop: AbstractEventLoop, handler: Callable[[int], None]) -> Iterator[None]:
+    """SIGINT and its like call the handler between two callbacks of a loop that runs.
+
+    As an exception a signal comes out of whichever callback runs, and a loop in C takes it for that one's failure.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *ENDING)}
+    numbers = [number for number, how in before.items() if how != signal.SIG_IGN]
+    for number in numbers:
+        loop.add_signal_handler(number, handler, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+            signal.signal(number, before[number])
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -60,14 +60,18 @@ def endless(folder: Path, module: str, ignored: signal.Signals | None = None) ->
             process.kill()
 
 
-def test_ctrl_c_while_a_command_is_loaded_is_one_line(tmp_path: Path) -> None:
+NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=str)
+def test_a_signal_while_a_command_is_loaded_is_one_line_or_none(tmp_path: Path, number: signal.Signals) -> None:
     with endless(tmp_path, LOADING) as process:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, errors = process.communicate()
-    assert (process.returncode, errors) == (130, "veltair: interrupted\n")
+    assert (process.returncode, errors) == (128 + number, "veltair: interrupted\n" if number == signal.SIGINT else "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], ids=str)
+@pytest.mark.parametrize("number", NUMBERS, ids=str)
 def test_what_a_command_has_begun_is_tidied_up(tmp_path: Path, number: signal.Signals) -> None:
     with endless(tmp_path, RUNNING) as process:
         assert list(tmp_path.glob("veltair-scratch-*"))
