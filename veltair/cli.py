@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection
 
 import veltair
-from veltair.ending_signals import ENDING, interruptible_at_once, tidied_up
+from veltair.ending_signals import ENDING, free_what_was_interrupted, interruptible_at_once, tidied_up
 from veltair.error_line import print_error
 from veltair.errors import UserError, VeltairError
 
@@ -100,7 +100,11 @@ def main(argv: list[str] | None = None) -> int:
     except VeltairError as error:
         print_error(args.command, str(error))
         return 1
-    except KeyboardInterrupt:
+    except SystemExit as ended:
+        free_what_was_interrupted(ended)
+        raise
+    except KeyboardInterrupt as interrupt:
+        free_what_was_interrupted(interrupt)
         print_error(args.command, "interrupted")
         return 128 + signal.SIGINT
     except BrokenPipeError:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
 import threading
+import traceback
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -63,6 +66,25 @@ def handled_in(loop: AbstractEventLoop, handler: Callable[[int], None]) -> Itera
         for number in numbers:
             loop.remove_signal_handler(number)
             signal.signal(number, before[number])
+
+
+def free_what_was_interrupted(error: BaseException) -> None:
+    """Free what the calls held that a signal has ended, without a word of it.
+
+    What was being made then may not be complete enough to be unmade, and Python prints a traceback for each such.
+    """
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of coroutines that were never awaited
+            each: BaseException | None = error
+            while each is not None:
+                traceback.clear_frames(each.__traceback__)
+                each.__traceback__ = None
+                each = each.__context__
+            gc.collect()
+    finally:
+        sys.unraisablehook = hook
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
