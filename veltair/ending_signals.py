@@ -69,10 +69,12 @@ def handled_in(loop: AbstractEventLoop, handler: Callable[[int], None]) -> Itera
 
 
 def free_what_was_interrupted(error: BaseException) -> None:
-    """Free what the calls held that a signal has ended, without a word of it.
+    """Free what the calls held that a signal has ended, without a word of it. A second Ctrl-C ends the process at once.
 
     What was being made then may not be complete enough to be unmade, and Python prints a traceback for each such.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         with warnings.catch_warnings():
