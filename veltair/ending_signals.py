@@ -11,7 +11,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,6 +48,25 @@ def tidied_up() -> Iterator[None]:
         for number in ENDING:
             stack.enter_context(_handled(number, _leave, instead_of=signal.SIG_DFL))
         yield
+
+
+def end_by_signals() -> None:
+    """SIGTERM, SIGHUP and SIGQUIT end this program with 128 and their number, and `with` and `finally` tidy up.
+
+    Ctrl-C that nobody has caught is one line, no traceback.
+    """
+    for number in ENDING:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _leave)
+    show = sys.excepthook
+
+    def show_error(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            print("interrupted", file=sys.stderr)
+        else:
+            show(kind, error, where)
+
+    sys.excepthook = show_error
 
 
 @contextlib.contextmanager
