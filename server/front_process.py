@@ -39,6 +39,7 @@ from veltair.server.ipc.process_setup import log_to_stderr, set_nice
 from veltair.server.lifecycle import SERVING, Signals, ended_before, follow_signals, leave, let_in, reload_when_asked
 from veltair.server.listening import FLUSH_S, HttpServer, address_of, bind, listen_inside, start_threads
 from veltair.server.protocol.origin_check import OriginCheck, known_hosts
+from veltair.server.repository.folder_reads import FolderReads
 from veltair.server.repository.model_control import ModelControl
 from veltair.server.repository.served_tenant import ServedTenant
 from veltair.server.service_manager import ServiceManager
@@ -107,14 +108,12 @@ class _FrontProcess:
             held.callback(self.threads.close)
             if server.tls is not None:
                 self._certificates = Certificates(self.threads, server.tls, self._events.add)
-                self._run_beside(self._certificates.follow())
-        let_in(self._access, self._certificates, self.threads, config)
         self._service: InferenceService | None = None
         self._reloading: asyncio.Task[None] | None = None
 
     async def start_engine(self) -> EngineClient | None:
         """Wait until every worker has loaded every model; None if the process is asked to stop before."""
-        starting = asyncio.create_task(EngineClient.start(self._config, self.threads, self._events.add))
+        starting = asyncio.create_task(self._start())
         if await ended_before(self._signals.stop, starting):
             return starting.result()
         starting.cancel()
@@ -122,6 +121,12 @@ class _FrontProcess:
         if not starting.cancelled() and starting.exception() is None:
             await starting.result().shut_down()
         return None
+
+    async def _start(self) -> EngineClient:
+        await let_in(self._access, self._certificates, self.threads, self._config, FolderReads())
+        if self._certificates is not None:
+            self._run_beside(self._certificates.follow())
+        return await EngineClient.start(self._config, self.threads, self._events.add)
 
     def make_service(self, client: EngineClient) -> InferenceService:
         """What answers requests, with its metrics and the logs that were asked for."""
@@ -215,7 +220,8 @@ class _FrontProcess:
         routes = AccessCheck(application(service, dashboard, learner), self._access, apart=self._admin is not None)
         app = OriginCheck(routes, self._hosts, server.origins)
         secret = None if self.threads is None else self.threads.uvicorn_secret
-        return HttpServer.of(app, self._listener, server.limits.idle_s, secret)
+        scheme = "http" if server.tls is None else "https"
+        return HttpServer.of(app, self._listener, server.limits.idle_s, secret, scheme)
 
     def _listen(self, http: HttpServer) -> asyncio.Task[None]:
         """Accept connections over HTTP: the I/O threads do, and uvicorn from them; without threads uvicorn alone."""

@@ -19,6 +19,7 @@ from veltair.server.front.engine_client import EngineClient
 from veltair.server.front.grpc_front import GrpcFront
 from veltair.server.ipc.daemon_events import EventKind, Report
 from veltair.server.ipc.json_lines import event
+from veltair.server.repository.folder_reads import FolderReads
 from veltair.server.repository.model_control import ModelControl
 from veltair.server.service_manager import ServiceManager
 from veltair.server.wire.io_threads import IoThreads
@@ -106,15 +107,20 @@ async def leave(
     await draining
 
 
-def let_in(
-    access: Access, certificates: Certificates | None, threads: IoThreads | None, config: ServeConfig
+async def let_in(
+    access: Access,
+    certificates: Certificates | None,
+    threads: IoThreads | None,
+    config: ServeConfig,
+    reads: FolderReads,
 ) -> list[str]:
     """Let the clients of the configuration ask from here on. Returns what is new, in words.
 
     Raises ConfigError where the certificates cannot be used.
     """
     done = []
-    if certificates is not None and certificates.load([c.certificate for c in config.clients if c.certificate]):
+    names = [client.certificate for client in config.clients if client.certificate]
+    if certificates is not None and await certificates.load(names, reads):
         done.append("read the certificate")
     if access.replace(config.clients):
         done.append("let other clients ask")

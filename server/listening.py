@@ -18,7 +18,7 @@ from veltair.address import join_address, split_address
 from veltair.config import ServerConfig
 from veltair.errors import ConfigError
 from veltair.grpc.server import BACKLOG
-from veltair.server.access.inside_protocol import inside_protocol
+from veltair.server.access.inside_protocol import TargetProtocol, inside_protocol
 from veltair.server.front.grpc_front import MESSAGE_SLACK_BYTES, SERVICE
 from veltair.server.front.inference_service import TENANT_HEADER
 from veltair.server.wire.io_threads import IoThreads
@@ -92,21 +92,23 @@ class HttpServer(uvicorn.Server):
         yield
 
     @classmethod
-    def of(cls, app: ASGIApp, listener: socket.socket, idle_s: float, secret: bytes | None) -> HttpServer:
-        """`listener` is the one that clients know, whichever uvicorn accepts from.
+    def of(
+        cls, app: ASGIApp, listener: socket.socket, idle_s: float, secret: bytes | None, scheme: str = "http"
+    ) -> HttpServer:
+        """`listener` and `scheme` are those that clients know, whichever uvicorn accepts from.
 
         With a `secret` those are connections of I/O threads.
         """
         server = listener.getsockname()[:2]
 
         async def seen_from_outside(scope: Scope, receive: Receive, send: Send) -> None:
-            scope["server"] = server
+            scope["server"], scope["scheme"] = server, scheme
             await app(scope, receive, send)
 
         config = uvicorn.Config(
             seen_from_outside,
             loop="none",
-            http="httptools" if secret is None else inside_protocol(secret),
+            http=TargetProtocol if secret is None else inside_protocol(secret),
             ws="none",
             lifespan="off",
             server_header=False,

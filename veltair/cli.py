@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection
 
 import veltair
-from veltair.ending_signals import interruptible_at_once, tidied_up
+from veltair.ending_signals import ENDING, free_what_was_interrupted, interruptible_at_once, tidied_up
 from veltair.error_line import print_error
 from veltair.errors import UserError, VeltairError
 
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         print(FIRST_STEPS)
         return 0
     called = next((a for a in arguments if not a.startswith("-")), None)
-    with interruptible_at_once("veltair"):
+    with interruptible_at_once("veltair", () if called in OWN_SIGNALS else ENDING):
         args = build_parser(() if called is None else (called,)).parse_args(arguments)
     try:
         with contextlib.nullcontext() if args.command in OWN_SIGNALS else tidied_up():
@@ -100,7 +100,11 @@ def main(argv: list[str] | None = None) -> int:
     except VeltairError as error:
         print_error(args.command, str(error))
         return 1
-    except KeyboardInterrupt:
+    except SystemExit as ended:
+        free_what_was_interrupted(ended)
+        raise
+    except KeyboardInterrupt as interrupt:
+        free_what_was_interrupted(interrupt)
         print_error(args.command, "interrupted")
         return 128 + signal.SIGINT
     except BrokenPipeError:

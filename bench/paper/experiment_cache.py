@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, TypeAlias, get_type_hints
 
@@ -83,7 +84,9 @@ def _compute(missing: dict[Path, Call], label: str) -> None:
     )
     with (
         Progress(*columns, console=console, disable=not console.is_terminal) as progress,
-        ProcessPoolExecutor(mp_context=get_context("spawn")) as pool,  # the bar has a thread
+        ProcessPoolExecutor(
+            mp_context=get_context("spawn"), initializer=_leave_signals_to_parent
+        ) as pool,  # the bar has a thread
     ):
         task = progress.add_task(label, total=len(missing), left="")
         try:
@@ -99,8 +102,14 @@ def _compute(missing: dict[Path, Call], label: str) -> None:
                     said_s = passed_s
                     print(f"{label}: {len(done)} of {len(missing)} after {passed_s:.0f} s, {left}", flush=True)
         except BaseException:
+            for process in active_children():  # a call may take minutes
+                process.terminate()
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _leave_signals_to_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _describe_left(left_s: float | None) -> str:

@@ -1,4 +1,4 @@
-"""`inside_protocol`: what uvicorn speaks with the I/O threads: HTTP/1.1 behind a line about the client.
+"""What uvicorn speaks: HTTP/1.1, with the I/O threads behind a line about the client (`inside_protocol`).
 
 The line is `SECRET main|admin NAME`: a secret of this daemon, so that nobody else on this machine speaks for a client;
 where the client came in; and the name in its certificate, which may be empty.
@@ -11,14 +11,24 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from veltair.server.protocol.request_target import split_target
+
 CAME_IN = "veltair.came_in"  # of a scope: ("main" or "admin", the name in the client's certificate)
 LONGEST_LINE = 512
+
+
+class TargetProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, which would forget the server that a request's target names. `uvicorn.Config(http=…)`."""
+
+    def on_headers_complete(self) -> None:
+        self.url = split_target(self.url, self.scope)  # type: ignore[arg-type]
+        super().on_headers_complete()
 
 
 def inside_protocol(secret: bytes) -> type[HttpToolsProtocol]:
     """A class for `uvicorn.Config(http=…)`. A connection without the secret is cut off."""
 
-    class InsideProtocol(HttpToolsProtocol):
+    class InsideProtocol(TargetProtocol):
         _line: bytes | None = b""
         _came_in = ("main", "")
 

@@ -17,7 +17,15 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
 from veltair.address import join_address, split_address
-from veltair.errors import ConfigError, QueryError, RefusedError, RequestError, UnsupportedError, quoted
+from veltair.errors import (
+    ConfigError,
+    QueryError,
+    RefusedError,
+    RequestError,
+    UnknownModelError,
+    UnsupportedError,
+    quoted,
+)
 from veltair.grpc.server import Server, methods_by_path
 from veltair.grpc.server_call import Method
 from veltair.server.access.callers import Access
@@ -25,10 +33,10 @@ from veltair.server.access.grpc_access import with_access
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.front.query_result import wants_trace
+from veltair.server.front.shared_memory_regions import CudaRegions
 from veltair.server.ipc.stages import server_timing
-from veltair.server.protocol.grpc_codec import GrpcRequest, decode_request, encode_response, parse_request
+from veltair.server.protocol.grpc_codec import GrpcRequest, decode_request, encode_response, parse_request, read_names
 from veltair.server.protocol.health_checks import HealthChecks
-from veltair.server.protocol.infer_request import InferRequest
 from veltair.server.protocol.repository_request import check_control, check_repository
 from veltair.server.protocol.request_bounds import only_value
 from veltair.server.repository.model_control import ModelControl
@@ -38,6 +46,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 STREAM_DEPTH = 32  # requests of one stream in flight; further ones are read when a response was sent
 MESSAGE_SLACK_BYTES = 1 << 20  # names and framing, on top of the tensors that the body limit bounds
 FINAL_RESPONSE = "triton_final_response"  # marks the last response to a request, if the client wants that
+_REFLECTION_V1 = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 _WANTS_FINAL_MARK = "triton_enable_empty_final_response"
 
 _log = logging.getLogger(__name__)
@@ -64,7 +73,10 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return pb.ServerReadyResponse(ready=self._service.engine.ready)
 
     async def ModelReady(self, request: Any, context: Any) -> Any:
-        self._service.resolve(request.name, request.version)
+        try:
+            self._service.resolve(request.name, request.version)
+        except UnknownModelError:  # as Triton says it: clients ask until a model is there
+            return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=self._service.engine.ready)
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:
@@ -113,7 +125,7 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         )
         named = message.model_name, inferred.served.version, request.id
         response = encode_response(*named, inferred.outputs, inferred.parameters, inferred.stored)
-        if _wants_final_mark(request):
+        if request.parameters.get(_WANTS_FINAL_MARK) is True:
             response.parameters[FINAL_RESPONSE].bool_param = True
         if learner is not None and not wants_trace(request.parameters):
             learner.learn_grpc(grpc_request, tenant, request, inferred.served, response)
@@ -151,12 +163,8 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         except Exception:
             _log.exception("ModelStreamInfer failed")
             text = "internal error"
-        return pb.ModelStreamInferResponse(
-            error_message=text,
-            infer_response=pb.ModelInferResponse(
-                model_name=grpc_request.message.model_name, id=grpc_request.message.id
-            ),
-        )
+        named = pb.ModelInferResponse(**read_names(grpc_request.data))
+        return pb.ModelStreamInferResponse(error_message=text, infer_response=named)
 
     async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:
         self._service.regions.register(request.name, request.key, request.offset, request.byte_size)
@@ -167,13 +175,17 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
-        regions = self._service.regions.list_regions(request.name)
-        return pb.SystemSharedMemoryStatusResponse(
-            regions={
-                region.name: pb.SystemSharedMemoryStatusResponse.RegionStatus(**region.description())
-                for region in regions
-            }
-        )
+        status = pb.SystemSharedMemoryStatusResponse.RegionStatus
+        regions = {each.name: status(**each.description()) for each in self._service.regions.list_regions(request.name)}
+        return pb.SystemSharedMemoryStatusResponse(regions=regions)
+
+    async def CudaSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        CudaRegions(self._service.regions).unregister(request.name)
+        return pb.CudaSharedMemoryUnregisterResponse()
+
+    async def CudaSharedMemoryStatus(self, request: Any, context: Any) -> Any:
+        CudaRegions(self._service.regions).list_regions(request.name)
+        return pb.CudaSharedMemoryStatusResponse()
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
         check_repository(request.repository_name)
@@ -207,10 +219,6 @@ for _method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
 
 def _metadata(context: Any, key: str) -> list[str]:
     return [value for name, value in context.invocation_metadata() or () if name == key and isinstance(value, str)]
-
-
-def _wants_final_mark(request: InferRequest) -> bool:
-    return request.parameters.get(_WANTS_FINAL_MARK) is True
 
 
 def _unpack(
@@ -266,6 +274,7 @@ class GrpcFront:
         for module, servicer in services:
             for descriptor in module.DESCRIPTOR.services_by_name.values():
                 methods |= methods_by_path(descriptor, servicer, {"ModelInferRequest": parse_request})
+        methods[_REFLECTION_V1] = methods[_REFLECTION_V1.replace("v1", "v1alpha")]  # the same messages
         unpack = partial(_unpack, service, asyncio.get_running_loop())
         methods = with_access(methods, access or Access(), apart=apart)
         host, port = split_address(address)

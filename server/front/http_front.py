@@ -27,7 +27,7 @@ from veltair.server.front.monitor.dashboard import Dashboard
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.front.process_metrics import read_daemon_processes
 from veltair.server.front.query_result import wants_trace
-from veltair.server.front.shared_memory_regions import SharedMemoryRegions
+from veltair.server.front.shared_memory_regions import CudaRegions, SharedMemoryRegions
 from veltair.server.ipc.stages import server_timing
 from veltair.server.protocol.compressed_body import deflate, response_coding
 from veltair.server.protocol.failed_queries import CLIENT_CLOSED, one_line
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 # FastAPI's own would trace requests besides, and its logs have texts of errors: `server.otel` is the one way.
 _NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 READ = ["GET", "HEAD"]  # Starlette's own routes add HEAD by themselves; uvicorn sends no body for it
-_UNSUPPORTED = ("cudasharedmemory", "trace", "logging")
+_UNSUPPORTED = ("trace", "logging")
 
 
 def application(service: InferenceService, dashboard: Dashboard, learner: PlanLearner | None = None) -> FastAPI:
@@ -55,7 +55,8 @@ def application(service: InferenceService, dashboard: Dashboard, learner: PlanLe
     _add_inference(app, service, learner)
     _add_models(app, service)
     _add_server(app, service)
-    _add_shared_memory(app, service.regions)
+    _add_shared_memory(app, "system", service.regions)
+    _add_shared_memory(app, "cuda", CudaRegions(service.regions))
     _add_pages(app, service, dashboard)
     return app
 
@@ -227,7 +228,7 @@ def _add_server(app: FastAPI, service: InferenceService) -> None:
         return _json({})
 
     async def unsupported(request: Request) -> Response:
-        raise UnsupportedError(f"{quoted(request.url.path)} is not supported: no CUDA memory, trace or logging control")
+        raise UnsupportedError(f"{quoted(request.url.path)} is not supported: no trace or logging control")
 
     for path in [f"/v2/{name}" for name in _UNSUPPORTED] + ["/v2/models/{model}/trace"]:
         app.add_route(path, unsupported, methods=["GET", "POST"])
@@ -240,7 +241,7 @@ class _RegionRegistration(msgspec.Struct):
     offset: int = 0
 
 
-def _add_shared_memory(app: FastAPI, regions: SharedMemoryRegions) -> None:
+def _add_shared_memory(app: FastAPI, kind: str, regions: SharedMemoryRegions | CudaRegions) -> None:
     async def status(request: Request) -> Response:
         return _json([region.description() for region in regions.list_regions(request.path_params.get("region", ""))])
 
@@ -258,7 +259,7 @@ def _add_shared_memory(app: FastAPI, regions: SharedMemoryRegions) -> None:
         regions.unregister(request.path_params.get("region", ""))
         return _json({})
 
-    memory = "/v2/systemsharedmemory"
+    memory = f"/v2/{kind}sharedmemory"
     for path in (memory, memory + "/region/{region}"):
         app.add_route(f"{path}/status", status, methods=["GET"])
         app.add_route(f"{path}/unregister", unregister, methods=["POST"])

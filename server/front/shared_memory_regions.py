@@ -172,6 +172,37 @@ class SharedMemoryRegions:
         return region
 
 
+class CudaRegions:
+    """Regions of CUDA memory: there are none, and nobody can register any.
+
+    Clients list and unregister both kinds before they begin, whichever they use, as Triton's examples do.
+
+    >>> CudaRegions(SharedMemoryRegions(limit_bytes=1 << 20, allowed=True)).list_regions()
+    []
+    """
+
+    def __init__(self, system: SharedMemoryRegions) -> None:
+        self._system = system
+
+    def require_allowed(self) -> None:
+        """Raises UnsupportedError."""
+        raise UnsupportedError("CUDA memory is not supported: models run on CPUs alone")
+
+    def register(self, name: str, key: str, offset: int, size_bytes: int) -> None:
+        self.require_allowed()
+
+    def unregister(self, name: str = "") -> None:
+        """Raises UnsupportedError when the configuration does not allow shared memory."""
+        self._system.require_allowed()
+
+    def list_regions(self, name: str = "") -> list[SharedMemoryRegion]:
+        """None. Raises RequestError where one is asked for by name, and what `unregister` raises."""
+        self._system.require_allowed()
+        if name:
+            raise RequestError(f"no region {quoted(name)} is registered")
+        return []
+
+
 def _open(name: str, key: str, end: int, user: str | None) -> int:
     """The descriptor of a client's memory. Raises RequestError unless it is a file of this user with `end` bytes."""
     try:

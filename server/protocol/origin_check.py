@@ -9,7 +9,6 @@ browsers want to see before they let a page ask and read (CORS, Fetch section 3.
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Collection, Iterable, Sequence
 from ipaddress import ip_address
@@ -19,10 +18,10 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from veltair.errors import quoted
+from veltair.server.protocol.request_target import ASTERISK, TARGET, host_of
 
 ANY = "*"
 _SAFE = ("GET", "HEAD", "OPTIONS")
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::\d{1,5})?")
 # What a form or a script of another origin may send without asking first (Fetch, section 2.2.2).
 _FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
 
@@ -54,11 +53,11 @@ def is_known(host: str, known: Collection[str]) -> bool:
     >>> [is_known(host, {"localhost"}) for host in ("localhost:8000", "127.0.0.1", "[::1]:80", "evil.example")]
     [True, True, True, False]
     """
-    match = _HOST.fullmatch(host)
-    if match is None:
+    found = host_of(host)
+    if found is None:
         return False
-    name = match[1].lower().rstrip(".")
-    if ANY in known or name in known or not set(name) & set(".[]"):
+    name = found.rstrip(".")
+    if ANY in known or name in known or not set(name) & set(".[]%"):
         return True
     try:
         ip_address(name.strip("[]"))
@@ -84,10 +83,24 @@ class OriginCheck:
             await self._app(scope, receive, send)
             return
         headers = _only_values(scope["headers"])
+        target = scope.get(TARGET)
+        refusal = _fault(scope, headers, target)
+        if refusal is not None:
+            await send_refusal(send, *refusal)
+            return
+        if target is not None and target is not ASTERISK:  # whatever Host says (RFC 9112, 3.2.2)
+            authority = target[1].encode("latin-1")
+            scope = {
+                **scope,
+                "headers": [(b"host", authority), *(each for each in scope["headers"] if each[0] != b"host")],
+            }
+            headers[b"host"] = target[1]
         allowed = (origin := headers.get(b"origin", "")) in self._origins
         refusal = self._refusal(scope, headers, allowed=allowed)
         if refusal is not None:
             await send_refusal(send, *refusal)
+        elif target is ASTERISK:
+            await _answer_for_the_server(send)
         elif not allowed:
             await self._app(scope, receive, send)
         elif scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
@@ -96,11 +109,6 @@ class OriginCheck:
             await self._app(scope, receive, _readable_by(origin, send))
 
     def _refusal(self, scope: Scope, headers: dict[bytes, str], *, allowed: bool) -> tuple[int, str] | None:
-        for name in (b"host", b"origin", b"sec-fetch-site"):
-            count = sum(name == each for each, _ in scope["headers"])
-            missing = name == b"host" and not count and scope["http_version"] == "1.1"  # RFC 9112, 3.2
-            if count > 1 or missing:
-                return 400, f"a request has one {name.decode().title()} header, this one has {count or 'none'}"
         host = headers.get(b"host")
         if host is not None and not is_known(host, self._hosts):
             return 421, f"this server is not called {quoted(host)}; `hosts` under [server] adds names"
@@ -111,6 +119,30 @@ class OriginCheck:
         if scope["method"] not in _SAFE and kind in _FORM_TYPES and "sharedmemory" in scope["path"]:
             return 415, f"shared memory is registered with application/json, not {kind}"
         return None
+
+
+def _fault(scope: Scope, headers: dict[bytes, str], target: tuple[str, str] | None) -> tuple[int, str] | None:
+    """What is wrong with what a request says about where it goes, and where it comes from."""
+    for name in (b"host", b"origin", b"sec-fetch-site"):
+        count = sum(name == each for each, _ in scope["headers"])
+        missing = name == b"host" and not count and scope["http_version"] == "1.1"  # RFC 9112, 3.2
+        if count > 1 or missing:
+            return 400, f"a request has one {name.decode().title()} header, this one has {count or 'none'}"
+    absolute = target is not None and target is not ASTERISK
+    host = headers.get(b"host")
+    if host is not None and host_of(host) is None and (host or not absolute):  # no more than a target needs
+        return 400, f"a Host header is the name or address of a server and its port, not {quoted(host)}"
+    if target is None:
+        return None
+    scheme, authority = target
+    if target is ASTERISK:
+        wrong = scope["method"] != "OPTIONS"
+        return (400, f"the target of {scope['method']} is a path, not '*'") if wrong else None
+    if host_of(authority) is None:
+        return 400, f"the target names no server by its name or address and port: {quoted(authority)}"
+    if scheme != scope["scheme"]:
+        return 421, f"this server answers for {scope['scheme']} here, not for {quoted(scheme)}"
+    return None
 
 
 def _only_values(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, str]:
@@ -136,6 +168,13 @@ def _follows_a_link(method: str, headers: dict[bytes, str]) -> bool:
     """Whether the browser leaves the page for what it asks for, in a tab of its own."""
     mode, into = headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest", "document")
     return method in ("GET", "HEAD") and b"origin" not in headers and mode == "navigate" and into == "document"
+
+
+async def _answer_for_the_server(send: Send) -> None:
+    """Answer `OPTIONS *`: methods that some paths take (RFC 9110, section 9.3.7)."""
+    headers = [(b"allow", b"GET, HEAD, POST, OPTIONS"), (b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body"})
 
 
 async def _answer_preflight(send: Send, origin: str, headers: dict[bytes, str]) -> None:

@@ -27,7 +27,8 @@ class FolderReads:
         reads.close()
     """
 
-    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, patience_s: float | None = PATIENCE_S) -> None:
+        """`patience_s`: None waits as long as it takes."""
         self._patience_s = patience_s
         self._waiting: set[asyncio.Future[Any]] = set()
         self._closed = False

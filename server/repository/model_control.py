@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from veltair.config import ServeConfig, TenantConfig
 from veltair.errors import ArtifactError, ConfigError, RequestError, UnknownModelError, VeltairError, quoted
@@ -64,7 +64,8 @@ class ModelControl:
         self.engine: ServingEngine | None = None
         self.read_config: Callable[[], ServeConfig] = lambda: config  # as its file is now
         self.on_change: Callable[[], None] = lambda: None  # other models are live
-        self.on_reload: Callable[[ServeConfig], list[str]] = lambda _: []  # what else it changes, in words
+        # What else a configuration changes, in words.
+        self.on_reload: Callable[[ServeConfig, FolderReads], Awaitable[list[str]]] | None = None
 
     async def prepare(self) -> list[ServedTenant]:
         """Check the artifacts of all models. One of the repository that is broken is left out, and the index says why.
@@ -163,7 +164,7 @@ class ModelControl:
             names = {each.name for each in self.engine.models.all()} if self.engine else set()
             config, (entries, broken) = await self._reads.run(read_again, self.read_config, self._config, names)
             try:
-                done = self.on_reload(config)
+                done = [] if self.on_reload is None else await self.on_reload(config, self._reads)
             except ConfigError as error:
                 raise RequestError(f"nothing is reloaded: {error}") from None
             before, self._config = self._entries, config

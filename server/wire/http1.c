@@ -92,8 +92,7 @@ static void dropped(connection *at, size_t size) {
 static void ended(connection *at) {
   http1 *on = at->state;
   on->ended = true;
-  if (on->state == ASKS && at->tls) at->broken = true; /* over TLS an end of one side is one of both */
-  else if (on->state == ASKS) http1_await_reader(on);
+  if (on->state == ASKS) http1_await_reader(on);
   else if (on->state == READS_HEAD && !buffer_size(&on->in)) on->closing = true;
   else http1_advance(on);
 }

@@ -152,7 +152,7 @@ bool http1_pass_on(http1 *on) {
   if (!pass_request(on)) return false;
   if (buffer_size(&on->in) < before) mark_dirty(on->asker.connection); /* it may be read again */
   const bool tunnel = on->state == TUNNELS, awaits = http1_awaits_request(on);
-  if (on->ended && !tunnel && !awaits && !on->asker.connection->tls) {
+  if (on->ended && !tunnel && !awaits) {
     http1_await_reader(on);
   } else if (on->ended && (!buffer_size(&on->in) || (!tunnel && !awaits)) && !on->told_end && !buffer_size(&on->up)) {
     on->told_end = true;

@@ -169,12 +169,26 @@ static bool request_line(http1_head *head, const uint8_t *bytes, text line, bool
   return true;
 }
 
+/* What is usual in names of hosts; Python decides about others. */
+static bool may_be_in_name(uint8_t byte) {
+  return (byte >= '0' && byte <= '9') || (lower(byte) >= 'a' && lower(byte) <= 'z') || byte == '.' || byte == '-' || byte == '_';
+}
+
+/* Nothing, or a colon and a number, which may be missing. */
+static bool is_port(text port) {
+  enum { LAST = 65535 };
+  uint64_t number = 0;
+  if (port.size > 1 && !read_number((text){port.bytes + 1, port.size - 1}, &number)) return false;
+  return !port.size || (port.bytes[0] == ':' && number <= LAST);
+}
+
 /* Whether a Host header plainly names this server: an address, one of these names, or a name without a dot, which nobody
  * outside can make lead here (origin_check.py). Python decides about others. */
 static bool names_us(text host, const char *hosts) {
-  const uint8_t *const colon = host.size && host.bytes[0] != '[' ? memchr(host.bytes, ':', host.size) : NULL;
-  const text name = {host.bytes, colon ? (size_t)(colon - host.bytes) : host.size};
-  bool address = name.size, any = false;
+  text name = {host.bytes, 0};
+  while (name.size < host.size && may_be_in_name(host.bytes[name.size])) name.size++;
+  if (!name.size || !is_port((text){host.bytes + name.size, host.size - name.size})) return false;
+  bool address = true, any = false;
   for (size_t i = 0; i < name.size && address; i++)
     address = (name.bytes[i] >= '0' && name.bytes[i] <= '9') || name.bytes[i] == '.';
   for (const char *at = hosts; *at && !any;) {
@@ -185,7 +199,7 @@ static bool names_us(text host, const char *hosts) {
     any = any || (size == name.size && i == size);
     at += size + (at[size] == ',');
   }
-  return any || address || (name.size && name.bytes[0] != '[' && !memchr(name.bytes, '.', name.size));
+  return any || address || !memchr(name.bytes, '.', name.size);
 }
 
 static bool request_field(http1_head *head, const uint8_t *bytes, text name, text value, const char *tenant,

@@ -15,6 +15,8 @@ enum { PEM = 1, VERIFY_PEER = 1, VERIFY_REQUIRED = 2, ERROR_WANT_READ = 2, ERROR
        MODE_PARTIAL_WRITE = 1, MODE_MOVING_BUFFER = 2, MODE_RELEASE_BUFFERS = 16, ALPN_OK = 0, ALPN_ALERT = 2,
        HOST_NO_WILDCARDS = 2 };
 static const uint64_t NO_RENEGOTIATION = UINT64_C(1) << 30;
+/* An end without close_notify is one like any other: requests say themselves where they end (RFC 9112, 9.8). */
+static const uint64_t IGNORE_UNEXPECTED_END = UINT64_C(1) << 7;
 
 typedef int alpn_select(void *ssl, const uint8_t **out, uint8_t *out_size, const uint8_t *in, unsigned in_size, void *about);
 
@@ -101,7 +103,7 @@ static bool set_up(tls_context *new, const char *certificate, const char *key, c
   openssl.SSL_CTX_ctrl(context, CTRL_LEAST_VERSION, TLS1_2, NULL);
   openssl.SSL_CTX_ctrl(context, CTRL_MODE, MODE_PARTIAL_WRITE | MODE_MOVING_BUFFER | MODE_RELEASE_BUFFERS, NULL);
   openssl.SSL_CTX_ctrl(context, CTRL_SESSION_CACHE, 0, NULL); /* sessions go on by tickets, which clients keep */
-  openssl.SSL_CTX_set_options(context, NO_RENEGOTIATION);
+  openssl.SSL_CTX_set_options(context, NO_RENEGOTIATION | IGNORE_UNEXPECTED_END);
   openssl.SSL_CTX_set_default_passwd_cb(context, no_passphrase);
   openssl.SSL_CTX_set_alpn_select_cb(context, select_protocol, new->speaks);
   if (openssl.SSL_CTX_use_certificate_chain_file(context, certificate) != 1 ||

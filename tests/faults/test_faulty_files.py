@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import threading
 import urllib.error
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 import tritonclient.grpc as triton_grpc
+from certificates import authority, certificate
 from running_daemon import Daemon, configuration, reload, running, serve, until
 from running_engine import WAIT_S
 from traffic import nothing_left, traffic
@@ -135,6 +137,49 @@ def test_a_file_system_that_does_not_answer_keeps_no_daemon(
         assert daemon.process.wait(WAIT_S) == 0
         waiting.join(WAIT_S)
         assert ends and ends[0][0] == 503, ends
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("call", ["stat", "open"])
+def test_certificates_on_a_file_system_that_does_not_answer(
+    artifacts: Path, tmp_path: Path, breaks: Callable[..., None], call: str
+) -> None:
+    """They are looked at beside the event loop: others are answered, a reload waits, and SIGTERM refuses it."""
+    authority(tmp_path, "ours")
+    certificate(tmp_path, "server", "ours", "IP:127.0.0.1")
+    text = configuration(artifacts, "mlp", model_control=True)
+    text += f'[server.tls]\ncertificate = "{tmp_path}/server.pem"\nkey = "{tmp_path}/server.key"\n'
+    secure, ends = ssl.create_default_context(cafile=str(tmp_path / "ours.pem")), []
+    with nothing_left(running(tmp_path, text)) as daemon:
+
+        def ask(path: str, body: bytes | None = None) -> int:
+            try:
+                with urllib.request.urlopen(f"https://{daemon.http}{path}", body, WAIT_S, context=secure) as answer:
+                    return int(answer.status)
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code
+
+        def reload_waits() -> threading.Thread:
+            waiting = threading.Thread(target=lambda: ends.append(ask("/admin/reload", b"")))
+            waiting.start()
+            return waiting
+
+        for _ in range(2):
+            certificate(tmp_path, "server", "ours", "IP:127.0.0.1")  # renewed
+            breaks(call, -1, "server.pem")
+            waiting = reload_waits()
+            assert {ask("/v2/health/ready") for _ in range(20)} == {200}
+            breaks()
+            waiting.join(WAIT_S)
+        breaks(call, -1, "server.pem")
+        certificate(tmp_path, "server", "ours", "IP:127.0.0.1")
+        waiting = reload_waits()
+        assert {ask("/v2/health/ready") for _ in range(20)} == {200}
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(WAIT_S) == 0
+        waiting.join(WAIT_S)
+        assert ends == [200, 200, 503]
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 

@@ -39,6 +39,35 @@ def run(args):
 """
 
 
+HALF_MADE = """
+import asyncio
+import signal
+
+class HalfMade:
+    def __init__(self):
+        print("waits", flush=True)
+        while True:
+            signal.pause()
+        self.stream = None
+
+    def __del__(self):
+        self.stream.close()
+
+async def never_awaited():
+    pass
+
+def add_arguments(parser):
+    pass
+
+def run(args):
+    coroutine = never_awaited()
+    try:
+        raise ValueError
+    except ValueError:
+        HalfMade()
+"""
+
+
 @contextmanager
 def endless(folder: Path, module: str, ignored: signal.Signals | None = None) -> Iterator[subprocess.Popen[str]]:
     """The command once it waits."""
@@ -60,14 +89,18 @@ def endless(folder: Path, module: str, ignored: signal.Signals | None = None) ->
             process.kill()
 
 
-def test_ctrl_c_while_a_command_is_loaded_is_one_line(tmp_path: Path) -> None:
+NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=str)
+def test_a_signal_while_a_command_is_loaded_is_one_line_or_none(tmp_path: Path, number: signal.Signals) -> None:
     with endless(tmp_path, LOADING) as process:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, errors = process.communicate()
-    assert (process.returncode, errors) == (130, "veltair: interrupted\n")
+    assert (process.returncode, errors) == (128 + number, "veltair: interrupted\n" if number == signal.SIGINT else "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], ids=str)
+@pytest.mark.parametrize("number", NUMBERS, ids=str)
 def test_what_a_command_has_begun_is_tidied_up(tmp_path: Path, number: signal.Signals) -> None:
     with endless(tmp_path, RUNNING) as process:
         assert list(tmp_path.glob("veltair-scratch-*"))
@@ -76,6 +109,15 @@ def test_what_a_command_has_begun_is_tidied_up(tmp_path: Path, number: signal.Si
     assert process.returncode == 128 + number
     assert errors == ("veltair endless: interrupted\n" if number == signal.SIGINT else "")
     assert not list(tmp_path.glob("veltair-scratch-*"))
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=str)
+def test_what_is_half_made_says_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    with endless(tmp_path, HALF_MADE) as process:
+        process.send_signal(number)
+        _, errors = process.communicate()
+    assert process.returncode == 128 + number
+    assert errors == ("veltair endless: interrupted\n" if number == signal.SIGINT else "")
 
 
 def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from veltair.scenarios import find_scenario
 
 MODELS = ("resnet50", "mobilenet_v2", "dlrm")
 READY_S = 120.0  # for a daemon to load its models
+TIDY_S = 2.0  # for a command that a signal has ended
 LOOK_S = 60.0  # that the dashboard stays after the load, where a person watches
 
 
@@ -62,12 +64,11 @@ def _config(folder: Path) -> str:
 
 def _serve_and_load(config: Path, scenario: Path, folder: Path, console: Console, *, as_json: bool) -> int:
     log = folder / "daemon.log"
+    command = [sys.executable, "-m", "veltair.cli", "serve", str(config), "--json", "--attached"]
     with log.open("wb") as errors:
-        daemon = subprocess.Popen(
-            [sys.executable, "-m", "veltair.cli", "serve", str(config), "--json"], stdout=subprocess.PIPE, stderr=errors
-        )
+        daemon = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+    assert daemon.stdin is not None and daemon.stdout is not None
     try:
-        assert daemon.stdout is not None
         line = daemon.stdout.readline()
         if not line:
             raise VeltairError(f"the daemon did not start:\n{log.read_text('utf-8', 'replace')[-2000:]}")
@@ -83,8 +84,7 @@ def _serve_and_load(config: Path, scenario: Path, folder: Path, console: Console
             console.print(f"the dashboard stays for a minute: http://{ready['http']}/admin  (Ctrl-C ends it)")
             stay(daemon, LOOK_S)
     finally:
-        if daemon.poll() is None:
-            daemon.send_signal(signal.SIGTERM)
+        daemon.stdin.close()  # it is attached, so that it drains however this command ends
         stopped = daemon.wait(READY_S)
     console.print("the daemon drained and stopped" if stopped == 0 else f"[red]the daemon ended with code {stopped}")
     if as_json:
@@ -98,9 +98,9 @@ def _load(scenario: Path, *, as_json: bool) -> tuple[int, Any]:
     """The exit code of `veltair load`, and with `as_json` its report; None where it gave none."""
     command = [sys.executable, "-m", "veltair.cli", "load", str(scenario)]
     if not as_json:
-        return subprocess.run(command, check=False).returncode, None
-    done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, check=False)
-    return done.returncode, json.loads(done.stdout) if done.stdout else None
+        return run_to_its_end(command)[0], None
+    code, output = run_to_its_end([*command, "--json"], subprocess.PIPE)
+    return code, json.loads(output) if output else None
 
 
 def _say_next(console: Console, config: Path) -> None:
@@ -127,9 +127,26 @@ def stay(daemon: subprocess.Popen[bytes], seconds: float) -> None:
         daemon.wait(READY_S)
 
 
+def run_to_its_end(command: Sequence[str], stdout: Any = None) -> tuple[int, bytes | None]:
+    """The exit code of a command and its output. Where a signal ends this process the command is left time to tidy up:
+    it may have the signal too, as from a terminal; if not it is told to end.
+    """
+    with subprocess.Popen(command, stdout=stdout) as child:
+        try:
+            output, _ = child.communicate()
+        except BaseException:
+            for end in (child.terminate, child.kill):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(TIDY_S)
+                    break
+                end()
+            raise
+        return child.returncode, output
+
+
 def _veltair(output: Console, *arguments: str) -> None:
     """Run a command whose results go where those of the demo do not: its own result is one object of JSON."""
     command = [sys.executable, "-m", "veltair.cli", *arguments]
-    code = subprocess.run(command, stdout=sys.stderr if output.stderr else None, check=False).returncode
+    code, _ = run_to_its_end(command, sys.stderr if output.stderr else None)
     if code:
         raise VeltairError(f"veltair {' '.join(arguments)} ended with code {code}")

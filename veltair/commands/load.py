@@ -8,8 +8,7 @@ import itertools
 import resource
 import signal
 import sys
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +16,7 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from veltair.ending_signals import ENDING
+from veltair.ending_signals import handled_in
 from veltair.error_line import print_error
 from veltair.errors import ConfigError, UserError, VeltairError
 from veltair.loadgen import mlperf
@@ -34,7 +33,6 @@ from veltair.machine.malloc import reuse_message_memory
 from veltair.scenarios import find_scenario
 from veltair.terminal import result_console
 
-INTERRUPTED = 128 + signal.SIGINT
 T = TypeVar("T")
 
 
@@ -69,6 +67,7 @@ examples:
 def run(args: argparse.Namespace) -> int:
     """0: measured, whatever the numbers; 1: MLPerf's engine failed; 2: bad input; 128 and its number: a signal."""
     reuse_message_memory()
+    command: LoadCommand | None = None
     try:
         _check(args)
         scenario = read_scenario(find_scenario(args.scenario))
@@ -77,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
             scenario = msgspec.structs.replace(scenario, load=load)
         _raise_file_limit()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(LoadCommand(args, scenario).run())
+            command = LoadCommand(args, scenario)
+            return runner.run(command.run())
     except UserError as error:
         print_error("load", str(error))
         return 2
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         print_error("load", str(error))
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
-        return INTERRUPTED
+        return 128 + (signal.SIGINT if command is None else command.stopped_by)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -118,26 +118,38 @@ class LoadCommand:
 
     def __init__(self, args: argparse.Namespace, scenario: Scenario) -> None:
         self._args, self._scenario = args, scenario
-        self._stop, self._stopped_by = asyncio.Event(), int(signal.SIGINT)
+        self._stop, self.stopped_by = asyncio.Event(), int(signal.SIGINT)
+        self._measures = False  # there is something to report
         self._notes = Console(stderr=True, markup=False, highlight=False)
         self._cpu_ns = self._sent = 0  # CPU time and queries of all runs
 
     async def run(self) -> int:
-        report = await (self._run_mlperf() if self._args.engine == "mlperf" else self._run_builtin())
-        if report is not None:
-            self._print(report)
-            print_failures(self._notes, report.tenants)
-        return 128 + self._stopped_by if self._stop.is_set() else 0
+        """The exit code. The first signal ends a run early; a second one, and one before a run, ends everything."""
+        task = asyncio.current_task()
+        assert task is not None
+
+        def interrupt(number: int) -> None:
+            if self._stop.is_set() or not self._measures:
+                task.cancel()
+            self._stop.set()
+            self.stopped_by = number
+
+        with handled_in(asyncio.get_running_loop(), interrupt):
+            report = await (self._run_mlperf() if self._args.engine == "mlperf" else self._run_builtin())
+            if report is not None:
+                self._print(report)
+                print_failures(self._notes, report.tenants)
+        return 128 + self.stopped_by if self._stop.is_set() else 0
 
     async def _run_builtin(self) -> Report:
         load = self._scenario.load
         client = await connect(load)
         try:
             streams = await prepare_streams(client, self._scenario.tenants, load.seed)
-            with self._stop_on_signals():
-                if self._args.find_peak:
-                    return await self._search_peak(client, streams)
-                return self._report_run(await self._run_load(client, streams, 1.0, load.seed, "load"), streams)
+            self._measures = True
+            if self._args.find_peak:
+                return await self._search_peak(client, streams)
+            return self._report_run(await self._run_load(client, streams, 1.0, load.seed, "load"), streams)
         finally:
             await client.close()
 
@@ -215,7 +227,8 @@ class LoadCommand:
         if name not in names:
             raise ConfigError(f"--tenant: expected one of {', '.join(names)}, got {name or 'none'}")
         load = self._scenario.load
-        with self._stop_on_signals(), mlperf.log_directory(self._args.mlperf_logs) as logs:
+        self._measures = True
+        with mlperf.log_directory(self._args.mlperf_logs) as logs:
             job = mlperf.Job(load, tenants[names.index(name)], str(logs))
             async with progress_bar(self._notes, "MLPerf Server", load.warmup_s + load.duration_s):
                 verdict = await mlperf.run(job, self._stop)
@@ -228,26 +241,6 @@ class LoadCommand:
     @property
     def _cpu_us_per_query(self) -> float | None:
         return round(self._cpu_ns / 1e3 / self._sent, 2) if self._sent else None
-
-    @contextmanager
-    def _stop_on_signals(self) -> Iterator[None]:
-        """The first SIGINT, or another that ends commands, ends the run early, the second one everything."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-
-        def interrupt(number: int) -> None:
-            if self._stop.is_set() and task is not None:
-                task.cancel()
-            self._stop.set()
-            self._stopped_by = number
-
-        numbers = [each for each in (signal.SIGINT, *ENDING) if signal.getsignal(each) != signal.SIG_IGN]
-        for number in numbers:
-            loop.add_signal_handler(number, interrupt, number)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T:
         """Raises StoppedError when a signal comes first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import ssl
 import subprocess
@@ -18,6 +19,7 @@ from veltair.cli import main
 from veltair.server.access.certificate_dates import DAY_S, ValidTime, authorities_time, chain_time, read_times
 from veltair.server.access.certificates import Certificates, valid_times
 from veltair.server.ipc.daemon_events import EventKind
+from veltair.server.repository.folder_reads import FolderReads
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +97,7 @@ def test_an_operator_hears_once_a_day_and_again_when_it_changes(folder: Path, ca
     (end_s,) = (time.ends_s for time in read_times((folder / "past.pem").read_bytes()))
     now_s = end_s - 20 * DAY_S
     days = Certificates(Threads(), tls(folder, "past"), lambda *event: told.append((event[0], event[2])), lambda: now_s)
-    assert days.load([]) and not told and round(days.days_left()["certificate"]) == 20
+    assert asyncio.run(days.load([], FolderReads())) and not told and round(days.days_left()["certificate"]) == 20
     for day, kinds in (
         (-13.0, [EventKind.CERTIFICATE_EXPIRES]),
         (-13.0, []),

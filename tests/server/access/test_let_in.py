@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from veltair.errors import ConfigError
 from veltair.server import lifecycle
 from veltair.server.access.callers import Access
 from veltair.server.access.certificates import Certificates
+from veltair.server.repository.folder_reads import FolderReads
 
 SHOP = ClientConfig(name="shop", certificate="shop.internal")
 
@@ -30,11 +32,15 @@ class Threads:
         return True
 
 
+def let_in(*how: Any) -> list[str]:
+    return asyncio.run(lifecycle.let_in(*how, FolderReads()))
+
+
 def test_threads_name_callers_from_the_first_client_to_the_last() -> None:
     access, threads = Access(), Threads()
     for clients, told in (((SHOP,), [True]), ((SHOP,), []), ((), [False]), ((), [])):
         threads.told.clear()
-        done = lifecycle.let_in(access, None, threads, ServeConfig(clients=clients))  # type: ignore[arg-type]
+        done = let_in(access, None, threads, ServeConfig(clients=clients))
         assert threads.told == told and bool(done) == bool(told)
         assert access.names_callers == bool(clients)
 
@@ -45,7 +51,7 @@ def test_certificates_that_cannot_be_used_change_no_clients(tmp_path: Any) -> No
     certificates = Certificates(threads, tls)
     for _ in range(2):
         with pytest.raises(ConfigError, match="No such file"):
-            lifecycle.let_in(access, certificates, threads, ServeConfig(clients=(SHOP,)))  # type: ignore[arg-type]
+            let_in(access, certificates, threads, ServeConfig(clients=(SHOP,)))
         with pytest.raises(ConfigError, match="No such file"):
-            lifecycle.let_in(access, certificates, threads, ServeConfig())  # type: ignore[arg-type]
+            let_in(access, certificates, threads, ServeConfig())
         assert not threads.told and not access.names_callers

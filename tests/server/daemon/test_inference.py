@@ -15,7 +15,7 @@ import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
 from example_models import SPIN_LAYERS, mlp_outputs, spin_state
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from running_daemon import Daemon, X, spin, tensor, until
 from running_engine import WAIT_S
 from tritonclient.grpc import service_pb2 as pb
@@ -31,9 +31,7 @@ def test_health_and_metadata(http: Any, rpc: Any) -> None:
     for client in (http, rpc):
         assert client.is_server_live() and client.is_server_ready()
         assert client.is_model_ready("mlp") and client.is_model_ready("mlp", "1")
-    assert not http.is_model_ready("nope")
-    with pytest.raises(InferenceServerException, match="unknown model 'nope'"):
-        rpc.is_model_ready("nope")
+        assert not client.is_model_ready("nope") and not client.is_model_ready("mlp", "2")
     assert http.get_server_metadata()["name"] == rpc.get_server_metadata().name == "veltair"
     assert http.get_server_metadata() == rpc.get_server_metadata(as_json=True)
     as_json = rpc.get_model_metadata("mlp", as_json=True)
@@ -206,15 +204,48 @@ def test_tensors_in_shared_memory(http: Any, rpc: Any, memory: Any) -> None:
             client.infer("mlp", [x])
 
 
+def test_a_stream_survives_an_error_of_a_message_with_many_numbers(daemon: Daemon) -> None:
+    """They are parsed in another process; the error still says which request it belongs to."""
+    count = 1 << 17
+    rows = pb.ModelInferRequest.InferInputTensor(
+        name="x", datatype="FP32", shape=[4, 16], contents=pb.InferTensorContents(fp32_contents=[1.0] * count)
+    )
+    wrong = pb.ModelInferRequest(model_name="mlp", id="wrong", inputs=[rows])
+    nobody = pb.ModelInferRequest(model_name="nobody", id="nobody", inputs=[rows])
+    good = pb.ModelInferRequest(model_name="mlp", id="good", inputs=[rows])
+    good.inputs[0].contents.fp32_contents[:] = [1.0] * 64
+    with grpc.insecure_channel(daemon.grpc) as channel:
+        stream = pb_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([wrong, nobody, good]))
+        answers = [(each.infer_response.id, each.infer_response.model_name, each.error_message) for each in stream]
+    taken = f"input 'x': shape [4, 16] takes 64 elements, got {count}"
+    assert answers == [("wrong", "mlp", taken), ("nobody", "nobody", taken), ("good", "mlp", "")]
+
+
+def test_regions_of_cuda_memory_are_none(http: Any, rpc: Any) -> None:
+    """Triton's examples list and unregister all regions of both kinds before they begin."""
+    assert http.get_cuda_shared_memory_status() == []
+    assert not rpc.get_cuda_shared_memory_status().regions
+    for client in (http, rpc):
+        client.unregister_cuda_shared_memory()
+        client.unregister_cuda_shared_memory("tensors")
+        with pytest.raises(InferenceServerException, match="no region 'tensors'"):
+            client.get_cuda_shared_memory_status("tensors")
+
+
 def test_health_and_reflection_services(daemon: Daemon) -> None:
     with grpc.insecure_channel(daemon.grpc) as channel:
         for name in ("", "inference.GRPCInferenceService"):
             check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name))
             assert check.status == health_pb2.HealthCheckResponse.SERVING
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
-        (listed,) = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask]))
-    names = {service.name for service in listed.list_services_response.service}
-    assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= names
+        for version in ("v1alpha", "v1"):
+            path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+            read = reflection_pb2.ServerReflectionResponse.FromString
+            (listed,) = channel.stream_stream(path, reflection_pb2.ServerReflectionRequest.SerializeToString, read)(
+                iter([ask])
+            )
+            names = {service.name for service in listed.list_services_response.service}
+            assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= names
 
 
 def test_the_dashboard_shows_blocks(daemon: Daemon, http: Any) -> None:

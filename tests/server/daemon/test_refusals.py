@@ -64,7 +64,7 @@ def test_what_is_not_served(http: Any, rpc: Any) -> None:
     refused = [
         lambda c: c.load_model("mlp"),
         lambda c: c.unload_model("mlp"),
-        lambda c: c.get_cuda_shared_memory_status(),
+        lambda c: c.register_cuda_shared_memory("region", b"aGFuZGxl", 0, 8),
         lambda c: c.get_trace_settings(),
         lambda c: c.get_log_settings(),
     ]

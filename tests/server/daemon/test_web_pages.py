@@ -71,6 +71,17 @@ def test_neither_does_inference_that_has_a_plan(daemon: Daemon) -> None:
     refused = {"host": "evil.example"}, {"origin": "http://evil.example"}, {"sec_fetch_site": "cross-site"}
     for foreign, code in zip(refused, (421, 403, 403), strict=True):
         assert ask(daemon, "POST", INFER, binary + X.tobytes(), **headers, **foreign)[0] == code
+    for host in ("", "a b", "u@localhost", "localhost:http", "localhost:99999"):
+        assert ask(daemon, "POST", INFER, binary + X.tobytes(), **headers, host=host)[0] == 400
+
+
+def test_a_target_that_names_a_server_decides_whatever_host_says(daemon: Daemon) -> None:
+    for _ in range(2):
+        assert ask(daemon, "POST", f"http://{daemon.http}{INFER}", BODY, host="evil.example")[0] == 200
+        assert ask(daemon, "POST", f"http://evil.example{INFER}", BODY)[0] == 421
+        assert ask(daemon, "POST", f"https://{daemon.http}{INFER}", BODY)[0] == 421
+    assert ask(daemon, "GET", f"http://{daemon.http}?a")[0] == 307  # the way to the dashboard
+    assert ask(daemon, "OPTIONS", "*")[0] == 200
 
 
 def test_pages_elsewhere_register_no_memory_and_ask_nothing(daemon: Daemon) -> None:

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veltair.server.protocol.origin_check import OriginCheck, is_known, known_hosts
+from veltair.server.protocol.request_target import split_target
 
 INFER, REGISTER = "/v2/models/a/infer", "/v2/systemsharedmemory/region/r/register"
 
 
 HEADERS: dict[str, str] = {}  # of the last answer
+HOSTS: list[list[str]] = []  # that the application was given
 
 
 def status(
@@ -24,12 +26,15 @@ def status(
     origins: tuple[str, ...] = (),
     version: str = "1.0",
     more: tuple[tuple[bytes, bytes], ...] = (),
+    target: str = "",
+    scheme: str = "http",
     **headers: str,
 ) -> int:
     """What a request gets; 200 from the application behind the check."""
     sent: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
+        HOSTS.append([value.decode() for name, value in scope["headers"] if name == b"host"])
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def send(message: Any) -> None:
@@ -40,6 +45,8 @@ def status(
 
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": method, "path": path, "http_version": version, "headers": [*raw, *more]}
+    scope["scheme"] = scheme
+    split_target((target or path).encode("latin-1"), scope)
     asyncio.run(OriginCheck(app, hosts, origins)(scope, receive, send))
     HEADERS.clear()
     HEADERS.update((name.decode(), value.decode()) for name, value in sent[0]["headers"])
@@ -51,7 +58,7 @@ def test_names_that_lead_here() -> None:
     assert status("GET", host="[::1]:8000") == status("GET", host="LOCALHOST.") == 200
     assert status("GET", host="evil.example:8000") == status("GET", host="localhost.evil.example") == 421
     assert status("GET", host="box:8000") == 200  # a name of the local network
-    assert status("GET", host="") == status("GET", host="a:b:c") == status("GET", host="localhost:") == 421
+    assert status("GET", host="localhost:") == 200 and status("GET", host="evil%2Eexample") == 421
     assert status("GET", host="my.host", hosts=known_hosts("127.0.0.1", ["My.Host"])) == 200
     assert status("GET", host="any.example", hosts=known_hosts("0.0.0.0", None)) == 200
     assert status("GET", host="any.example", hosts=known_hosts("0.0.0.0", ["my.host"])) == 421
@@ -62,6 +69,47 @@ def test_a_request_has_one_host() -> None:
     assert status("GET", version="1.1") == 400
     assert status("GET", version="1.1", host="localhost") == 200
     assert status("GET", version="1.1", host="localhost", more=((b"host", b"localhost"),)) == 400
+
+
+@pytest.mark.parametrize(
+    "host", ["", "a:b:c", ":80", "localhost:99999", "a b", "a/b", "u@localhost", "[::1", "[zz]", "\xe9", "a%2"]
+)
+def test_what_is_no_host_is_a_bad_request(host: str) -> None:
+    """RFC 9112, section 3.2, whatever the names of the server."""
+    more = ((b"host", host.encode("latin-1")),)
+    assert status("GET", more=more) == status("GET", more=more, hosts=known_hosts("127.0.0.1", ["*"])) == 400
+
+
+def test_an_absolute_target_says_who_is_asked_whatever_host_says() -> None:
+    """RFC 9112, section 3.2.2."""
+    ours, evil = "http://localhost:8000/v2", "http://evil.example/v2"
+    for host in ("localhost:8000", "evil.example", "other", ""):
+        more = ((b"host", host.encode()),)
+        assert status("GET", version="1.1", target=ours, more=more) == 200
+        assert HOSTS[-1] == ["localhost:8000"]
+        assert status("GET", version="1.1", target=evil, more=more) == 421
+    assert status("GET", target=ours) == 200 and status("GET", target=evil) == 421  # over HTTP/1.0
+    assert status("GET", version="1.1", target=ours) == 400
+    assert status("GET", version="1.1", target=ours, host="a", more=((b"host", b"a"),)) == 400
+    assert status("GET", target=ours, host="a b") == 400
+    assert status(target=ours, host="evil.example", origin="http://localhost:8000") == 200
+    assert status(target=ours, host="evil.example", origin="http://evil.example") == 403
+
+
+def test_a_target_of_another_scheme_is_for_another_server() -> None:
+    assert status("GET", target="HTTP://localhost", host="localhost") == 200
+    assert status("GET", target="https://localhost/", host="localhost", scheme="https") == 200
+    assert status("GET", target="https://localhost/", host="localhost") == 421
+    assert status("GET", target="http://localhost/", host="localhost", scheme="https") == 421
+    assert status("GET", target="ftp://localhost/", host="localhost") == 421
+    for target in ("http:///v2", "http://u:p@localhost/", "http://localhost:http/", "http://a:1:2/", "http://[::1/"):
+        assert status("GET", target=target, host="localhost") == 400
+
+
+def test_an_asterisk_is_the_server_as_a_whole() -> None:
+    assert status("OPTIONS", target="*", host="localhost") == 200 and "POST" in HEADERS["allow"]
+    assert status("OPTIONS", target="*", host="evil.example") == 421
+    assert status("GET", target="*", host="localhost") == 400
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost"])
@@ -130,6 +178,11 @@ def test_shared_memory_is_not_registered_by_a_form() -> None:
 @given(st.text(max_size=40))
 def test_any_host_is_judged(host: str) -> None:
     is_known(host, {"localhost"})
+
+
+@given(st.text(st.characters(max_codepoint=255), max_size=40), st.sampled_from(["", "http://", "http://localhost"]))
+def test_any_target_is_judged(rest: str, begin: str) -> None:
+    assert status("GET", host="localhost", target=begin + rest or "/") in (200, 400, 421)
 
 
 @given(st.text(st.characters(max_codepoint=255), max_size=40) | st.sampled_from(["http://[", "//]", "http://[::1%25"]))

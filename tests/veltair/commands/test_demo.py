@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from running_daemon import until
 
 from veltair.commands.demo import MODELS, stay
 
@@ -23,19 +26,74 @@ def test_it_stays_until_the_time_is_over_or_the_daemon_has_ended() -> None:
         assert daemon.returncode == 0
 
 
+CHILD = """
+import signal, sys
+def tidy(number, frame):
+    print("tidied up", flush=True)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, tidy)
+print("waits", flush=True)
+while True:
+    signal.pause()
+"""
+PARENT = """
+import sys
+from veltair.commands.demo import run_to_its_end
+from veltair.ending_signals import tidied_up
+with tidied_up():
+    run_to_its_end([sys.executable, "-c", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_it_runs_tidies_up_when_a_signal_ends_it(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", PARENT, CHILD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "waits\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=60)[0] == "tidied up\n"
+
+
+@pytest.mark.slow
+def test_the_daemon_ends_however_the_demo_does(artifacts: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "veltair.cli", "demo", "--dir", tmp_path]
+    command += ["--scenario", scenario_of(artifacts, tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while not (line := process.stdout.readline()).startswith("dashboard: http://"):
+            assert line
+        process.kill()
+        process.stdout.read()  # to its end: the daemon's output goes elsewhere, that of the load comes here
+    address = line.split()[1].removeprefix("http://").partition("/")[0]
+    until("the daemon to end", lambda: not listens(address))
+
+
+def listens(address: str) -> bool:
+    host, _, port = address.partition(":")
+    try:
+        socket.create_connection((host, int(port))).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def scenario_of(artifacts: Path, folder: Path) -> Path:
+    """A scenario for the demo, whose models are there already: small ones under the names of its own."""
+    text = "[load]\ntarget = 'grpc://127.0.0.1:1'\nduration_s = 1.0\nwarmup_s = 0.1\n"
+    (folder / "models").mkdir()
+    (folder / "artifacts").mkdir()
+    for name in MODELS:
+        (folder / "models" / f"{name}.onnx").touch()
+        (folder / "artifacts" / name).symlink_to(artifacts / "mlp")
+        text += f"[[tenants]]\nname = '{name}'\nqps = 10.0\ntarget_ms = 1000.0\n"
+    (folder / "own.toml").write_text(text)
+    return folder / "own.toml"
+
+
 @pytest.mark.slow
 def test_its_result_is_one_object_of_json(artifacts: Path, tmp_path: Path) -> None:
-    """Models that are there already are not built again; these are small ones under the names of the demo's."""
-    scenario = "[load]\ntarget = 'grpc://127.0.0.1:1'\nduration_s = 1.0\nwarmup_s = 0.1\n"
-    for name in MODELS:
-        (tmp_path / "models").mkdir(exist_ok=True)
-        (tmp_path / "models" / f"{name}.onnx").touch()
-        (tmp_path / "artifacts").mkdir(exist_ok=True)
-        (tmp_path / "artifacts" / name).symlink_to(artifacts / "mlp")
-        scenario += f"[[tenants]]\nname = '{name}'\nqps = 10.0\ntarget_ms = 1000.0\n"
-    (tmp_path / "own.toml").write_text(scenario)
     command = [sys.executable, "-m", "veltair.cli", "demo", "--dir", tmp_path, "--json"]
-    command += ["--scenario", tmp_path / "own.toml"]
+    command += ["--scenario", scenario_of(artifacts, tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     [line] = done.stdout.splitlines()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from typing import Any
 
 import pytest
+import uvloop
 from fake_server_process import write_scenario
 
 from veltair.commands.load import add_arguments, run
+from veltair.ending_signals import handled_in, tidied_up
 
 TENANT_KEYS = {
     *("name", "offered_qps", "qps", "p50_ms", "p95_ms", "p99_ms", "target_ms", "qos_rate", "refused", "errors"),
@@ -167,3 +171,49 @@ def test_a_signal_has_printed_what_was_measured_so_far(own_fake_server, tmp_path
     (row,) = document["tenants"]
     assert row["offered_qps"] > 0 and row["qps"] > 0
     assert document["peak_qps"] is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
+@pytest.mark.parametrize("arguments", [[], ["--find-peak"]])
+def test_a_signal_before_anything_is_measured_ends_it(tmp_path, arguments, number):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"grpc://127.0.0.1:{silent.getsockname()[1]}"
+        path = write_scenario(tmp_path, url, [("echo", 100.0, 200.0)], duration_s=1.0, warmup_s=0.0)
+        command = [sys.executable, "-m", "veltair.cli", "load", str(path), *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        with process, silent.accept()[0] as client:
+            assert client.recv(24) == b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+            os.kill(process.pid, number)
+            output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output) == (128 + number, "")
+
+
+def test_a_signal_between_callbacks_is_no_failure_of_a_transport():
+    """Raised within one it would be lost, and the connection with it."""
+
+    class Receiver(asyncio.BufferedProtocol):
+        def __init__(self):
+            self.received = asyncio.get_running_loop().create_future()
+
+        def get_buffer(self, size):
+            os.kill(os.getpid(), signal.SIGTERM)
+            self.buffer = bytearray(8)
+            return self.buffer
+
+        def buffer_updated(self, size):
+            self.received.set_result(bytes(self.buffer[:size]))
+
+    async def main():
+        ours, theirs = socket.socketpair()
+        loop, told = asyncio.get_running_loop(), asyncio.Queue()
+        before = signal.getsignal(signal.SIGTERM)
+        with handled_in(loop, told.put_nowait):
+            transport, receiver = await loop.create_connection(Receiver, sock=ours)
+            theirs.send(b"abc")
+            assert (await receiver.received, await told.get()) == (b"abc", signal.SIGTERM)
+            transport.close()
+        theirs.close()
+        assert signal.getsignal(signal.SIGTERM) == before
+
+    with tidied_up():
+        uvloop.run(main())

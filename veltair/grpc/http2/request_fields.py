@@ -33,6 +33,7 @@ def check_request(fields: Sequence[Field]) -> int | None:
     if not all(name in found for name in _REQUIRED) or not found[":path"]:
         raise InvalidFieldsError("a pseudo-header field is missing")
     _check_regular(fields[pseudo:])
+    _check_authority(found.get(":authority"), [value for name, value in fields[pseudo:] if name == "host"])
     texts = [value for name, value in fields[pseudo:] if name == "content-length"]
     lengths = {int(text) if _LENGTH.fullmatch(text) else None for text in texts}
     if len(lengths) > 1 or None in lengths:
@@ -59,6 +60,14 @@ def _check_regular(fields: Sequence[Field]) -> None:
             raise InvalidFieldsError("a field with a name or value that is not allowed")
         if name in _OF_CONNECTIONS or (name == "te" and value != "trailers"):
             raise InvalidFieldsError("a field of HTTP/1.1")
+
+
+def _check_authority(authority: str | None, hosts: Sequence[str]) -> None:
+    """A request goes to one server, and names no user of it (RFC 9113, section 8.3.1)."""
+    names = hosts if authority is None else [*hosts, authority]
+    differ = len(names) > 1 and names[0].encode("latin-1").lower() != names[1].encode("latin-1").lower()
+    if len(hosts) > 1 or differ or any("@" in name for name in names):
+        raise InvalidFieldsError("a host that is no server, or another one than the authority")
 
 
 def _is_value(value: str) -> bool:

@@ -43,23 +43,40 @@ static bool read_length(const hpack_field *field, int64_t *announced) {
   return true;
 }
 
+static char lower(char byte) { return byte >= 'A' && byte <= 'Z' ? (char)(byte | 0x20) : byte; }
+
+/* Whether a request goes to one server, and names no user of it (RFC 9113, section 8.3.1). `authority`: NULL for none. */
+static bool names_one_server(const hpack_field *authority, const hpack_field *host) {
+  const hpack_field *const names[] = {authority, host};
+  for (size_t i = 0; i < 2; i++)
+    if (names[i] && memchr(names[i]->value, '@', names[i]->value_size)) return false;
+  if (!authority || !host) return true;
+  if (authority->value_size != host->value_size) return false;
+  for (uint32_t i = 0; i < host->value_size; i++)
+    if (lower(authority->value[i]) != lower(host->value[i])) return false;
+  return true;
+}
+
 bool h2_valid_request(const hpack_field *fields, int count, int64_t *announced) {
   static const char *const pseudo[] = {":method", ":scheme", ":path", ":authority"};
-  enum { PSEUDO = sizeof pseudo / sizeof *pseudo, PATH = 2 };
-  bool found[PSEUDO] = {false};
+  enum { PSEUDO = sizeof pseudo / sizeof *pseudo, PATH = 2, AUTHORITY = 3 };
+  const hpack_field *found[PSEUDO] = {NULL}, *host = NULL;
   int at = 0;
   *announced = -1;
   for (; at < count && fields[at].name_size && fields[at].name[0] == ':'; at++) {
     int which = 0;
     while (which < PSEUDO && !is(fields[at].name, fields[at].name_size, pseudo[which])) which++;
     if (which == PSEUDO || found[which] || !valid_value(&fields[at]) || (which == PATH && !fields[at].value_size)) return false;
-    found[which] = true;
+    found[which] = &fields[at];
   }
   for (; at < count; at++) {
     if (!valid_regular(&fields[at])) return false;
     if (is(fields[at].name, fields[at].name_size, "content-length") && !read_length(&fields[at], announced)) return false;
+    if (!is(fields[at].name, fields[at].name_size, "host")) continue;
+    if (host) return false;
+    host = &fields[at];
   }
-  return found[0] && found[1] && found[PATH];
+  return found[0] && found[1] && found[PATH] && names_one_server(found[AUTHORITY], host);
 }
 
 bool h2_valid_trailers(const hpack_field *fields, int count) {

@@ -97,6 +97,8 @@ INVALID_BEHIND_A_HEAD = {
     "te beyond trailers": [("te", "gzip")],
     "a length that is no number": [("content-length", "+5")],
     "two lengths": [("content-length", "5"), ("content-length", "6")],
+    "two hosts": [("host", "a"), ("host", "a")],
+    "a host with a user": [("host", "user@a")],
 }
 INVALID = {
     "no method": HEAD[1:],
@@ -105,6 +107,7 @@ INVALID = {
     "an empty path": [*HEAD[:2], (":path", ""), *HEAD[3:]],
     "a path twice": [*HEAD[:3], (":path", "/"), *HEAD[3:]],
     "a status": [*HEAD[:3], (":status", "200"), *HEAD[3:]],
+    "an authority with a user": [*HEAD[:3], (":authority", "user@a"), *HEAD[3:]],
     "a zero byte in the path": [*HEAD[:2], (":path", "/\0"), *HEAD[3:]],
 } | {name: [*HEAD, *fields] for name, fields in INVALID_BEHIND_A_HEAD.items()}
 
@@ -117,6 +120,20 @@ def test_heads_that_are_refused(implementation: Implementation, fields: list[hpa
     assert resets(sent) == [(1, frames.PROTOCOL_ERROR)] and not goodbyes(sent)
     assert [call.number for call in server.calls] == [3]
     assert not server.failed
+
+
+@pytest.mark.parametrize("authority", [None, "a", "A:1"])
+@pytest.mark.parametrize("host", [None, "a", "a:1"])
+def test_a_host_is_the_authority(implementation: Implementation, authority: str | None, host: str | None) -> None:
+    """RFC 9113, section 8.3.1."""
+    plain = [field for field in HEAD if field[0] != ":authority"]
+    named = [] if authority is None else [(":authority", authority)]
+    fields = [*named, *plain, *([] if host is None else [("host", host)])]
+    server = implementation(True, echo)
+    server.feed(BEGIN + head(1, fields=fields) + frame(frames.DATA, 1, 1, BODY))
+    agree = authority is None or host is None or authority.lower() == host
+    assert resets(server.take()) == ([] if agree else [(1, frames.PROTOCOL_ERROR)])
+    assert len(server.calls) == agree
 
 
 @pytest.mark.parametrize(
