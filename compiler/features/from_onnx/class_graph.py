@@ -6,6 +6,7 @@ classes as they moved texts. So no operator on text is left, and nothing about t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW, read_boundaries
-from veltair.compiler.features.from_onnx.crosses import take_crosses
+from veltair.compiler.features.from_onnx.crosses import CROSS, CrossReader
 from veltair.compiler.features.from_onnx.hash_buckets import Hashing, find_hashing
 from veltair.compiler.features.from_onnx.label_encoders import ENCODERS, KeyEncoding, read_encoding
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
@@ -47,6 +48,7 @@ class _FeatureUse:
     keys: dict[str | int, None] = field(default_factory=dict)
     buckets: set[Hashing] = field(default_factory=set)
     edges: set[float] = field(default_factory=set)
+    is_number: bool = False  # whether something reckons with the values, too
     refused: str = ""  # why the feature stays as it is
 
     @property
@@ -64,8 +66,9 @@ class ClassGraph:
 
     def __init__(self, proto: onnx.ModelProto, path: Path) -> None:
         self._proto, self._path = proto, path
-        self.inputs: dict[str, ValueClasses] = take_crosses(proto, OnnxGraphIndex(proto, path))
+        self.inputs: dict[str, ValueClasses] = {}
         self._graph = OnnxGraphIndex(proto, path)
+        self._crosses = any(node.op_type == CROSS for node in self._graph.nodes)
         self.refused: list[str] = []  # why features of text stay as they are
 
     def rewrite(self) -> dict[str, ValueClasses]:
@@ -74,14 +77,17 @@ class ClassGraph:
         uses = {name: self._uses(name) for name in self._graph.inputs if name not in taken}
         self.refused = [use.refused for use in uses.values() if use.refused and use.kind == "string"]
         chosen = {name: use for name, use in uses.items() if use.is_classed}
+        crossed = {value: name for name, use in uses.items() if not use.refused for value in use.values}
+        shapes = {name: (use.kind, use.width) for name, use in uses.items()}
         readers = {reader: name for name, use in chosen.items() for reader in use.readers}
         nodes: list[onnx.NodeProto] = []
         for node in self._graph.nodes:
-            if node.name in readers:
+            if node.name in readers and node.op_type != CROSS:
                 nodes += self._replaced(node, readers[node.name], chosen[readers[node.name]])
             else:
                 nodes.append(node)
-        kept = [value for value in self._proto.graph.input if value.name not in chosen]
+        nodes, numbers = self._numbers(nodes, chosen)
+        kept = [*(value for value in self._proto.graph.input if value.name not in chosen), *numbers]
         for name, use in chosen.items():
             dims = self._graph.inputs[name].type.tensor_type.shape.dim
             for tensor, classes in self._classes(name, use):
@@ -92,7 +98,24 @@ class ClassGraph:
             held = getattr(self._proto.graph, part)
             del held[:]
             held.extend(values)
+        crosses = CrossReader(self._proto, OnnxGraphIndex(self._proto, self._path), self.inputs, crossed, shapes)
+        self.inputs |= crosses.take()
         return self.inputs
+
+    def _numbers(
+        self, nodes: list[onnx.NodeProto], chosen: Mapping[str, _FeatureUse]
+    ) -> tuple[list[onnx.NodeProto], list[onnx.ValueInfoProto]]:
+        """Inputs for numbers that have classes and are reckoned with, too: nodes that read them, and the inputs."""
+        found = []
+        for name, use in chosen.items():
+            if use.is_number:
+                tensor, value = f"{name}/number", onnx.ValueInfoProto()
+                value.CopyFrom(self._graph.inputs[name])
+                value.name, self.inputs[tensor] = tensor, ValueClasses(name, "float")
+                found.append(value)
+                identity = helper.make_node("Identity", [tensor], [name], f"{tensor}/as it is")
+                nodes = [identity, *nodes]
+        return nodes, found
 
     def _uses(self, name: str) -> _FeatureUse:
         """Follows a feature's values to whatever reads them."""
@@ -111,12 +134,18 @@ class ClassGraph:
             if self._graph.is_output(value):
                 use.refused = f"input {name!r} is an output, too"
             for node in self._graph.users(value):
-                use.readers.add(node.name)
+                if node.op_type == CROSS and value in node.input[3 * int(attribute(node, "N", 0)) :]:
+                    continue  # it takes the values as they are
                 if self._moves(node, value) or self._is_text_of(node, use):
+                    use.readers.add(node.name)
                     if node.output[0] not in use.values:
                         use.values.add(node.output[0])
                         left.append(node.output[0])
-                elif not self._picks(node, value, use):
+                elif self._picks(node, value, use):
+                    use.readers.add(node.name)
+                elif self._crosses and use.kind == "float":
+                    use.is_number = True
+                else:
                     use.refused = f"node {node.name!r}: operator {node.op_type} reads the values of input {name!r}"
         return use
 
@@ -211,7 +240,7 @@ class ClassGraph:
             elif node.op_type in EQUAL:
                 copy = self._equal(node, copy, classes, use)
             found.append(copy)
-        return found
+        return [node, *found] if moved and use.is_number else found
 
     @staticmethod
     def _behind(given: str, suffix: str, use: _FeatureUse) -> str:

@@ -76,7 +76,8 @@ def _extract(proto: onnx.ModelProto, path: Path, classes: Mapping[str, ValueClas
     """`classes`: those of inputs that stand for features already, by input."""
     graph, reader = OnnxGraphIndex(proto, path), ColumnReader(proto, path)
     reader.read()
-    found = ClassColumns(graph, classes).find([output.name for output in proto.graph.output])
+    classed = {name: own for name, own in classes.items() if not own.is_number}
+    found = ClassColumns(graph, classed).find([output.name for output in proto.graph.output])
     for column in found:
         reader.add_classes(column.tensor, column, graph.producer[column.tensor])
     if not reader.columns and not classes:

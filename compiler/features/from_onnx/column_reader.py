@@ -190,8 +190,10 @@ class ColumnReader:
     def add_classes(self, out: str, found: ValueClasses | ClassColumn, origin: onnx.NodeProto | None = None) -> None:
         """A column that gives the classes of a feature's values, or the rows of classes."""
         classes = found if isinstance(found, ValueClasses) else found.classes
-        read = [self._know_feature(classes.feature, classes.kind, width=classes.width)]
-        read += [self._know_feature(name, "int" if kind == "int" else "string") for name, kind in classes.others]
+        if classes.crossed:
+            read = [self._know_feature(part.feature, part.kind, width=part.width) for part in classes.crossed]
+        else:
+            read = [self._know_feature(classes.feature, classes.kind, width=classes.width)]
         if not all(read):
             names = ", ".join(map(repr, classes.features))
             raise ModelError(f"{self.graph.path}: input {names} is read whole and split")

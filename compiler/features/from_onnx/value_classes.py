@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.features.feature_description import FeatureColumn
+from veltair.compiler.features.feature_description import CrossPart, FeatureColumn
+from veltair.compiler.features.feature_reference import part_value
 from veltair.compiler.features.fingerprint import CROSS_KEY, crossed_fingerprint
 from veltair.compiler.features.hashed_values import bucket_of
 from veltair.profiles.artifact.strings import Strings
+
+
+@dataclass(frozen=True, slots=True)
+class CrossedFeature:
+    """A part of a cross, and the feature that it reads.
+
+    >>> CrossedFeature(CrossPart(feature="age", boundaries=(18.0,)), "float").feature
+    'age'
+    """
+
+    part: CrossPart
+    kind: Literal["int", "float", "string"]
+    width: int = 1  # values of a row
+
+    @property
+    def feature(self) -> str:
+        return self.part.feature
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +48,30 @@ class ValueClasses:
     buckets: int = 0  # of all other values, by their fingerprints; 0: they are alike
     edges: tuple[float, ...] = ()  # of a number, whose classes are the intervals between them, NaN in the last
     width: int = 1  # values of a row
-    others: tuple[tuple[str, str], ...] = ()  # of a cross: other features and their kinds, hashed with the feature's
+    crossed: tuple[CrossedFeature, ...] = ()  # of a cross: what is hashed together; its width is the combinations
     cross_key: int = CROSS_KEY
     strong_key: tuple[int, int] | None = None  # of SipHash, by which values fall into buckets
     remainder: bool = False  # whether the buckets are remainders of whole numbers
 
     @property
     def features(self) -> tuple[str, ...]:
-        return (self.feature, *(name for name, _ in self.others))
+        return tuple(part.feature for part in self.crossed) or (self.feature,)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the feature is passed on as it is: its values have no classes."""
+        return self.kind == "float" and not self.edges and not self.crossed
+
+    @property
+    def may_be_absent(self) -> bool:
+        """Whether a cross may have no value: then its class is the last one, behind the buckets."""
+        return any(value is False for part in self.crossed for value in part.part.values)
 
     @property
     def count(self) -> int:
-        return len(self.edges) + 1 if self.edges else len(self.keys) + max(self.buckets, 1)
+        if self.edges:
+            return len(self.edges) + 1
+        return len(self.keys) + max(self.buckets, 1) + self.may_be_absent
 
     def of(self, given: Any) -> NDArray[np.int64]:
         """The classes of values: numbers in any shape, or strings."""
@@ -54,11 +85,21 @@ class ValueClasses:
         return np.array([known[text] for text in texts], np.int64).reshape(-1, *shape)
 
     def of_cross(self, given: Mapping[str, Any]) -> NDArray[np.int64]:
-        """The buckets (batch, 1) of a cross for the values of its features."""
-        each = [list(v.tolist() if isinstance(v := given[name], Strings) else v.reshape(-1)) for name in self.features]
-        rows = [[v if isinstance(v, bytes) else int(v) for v in row] for row in zip(*each, strict=True)]
-        buckets = [crossed_fingerprint(self.cross_key, row) % self.buckets for row in rows]
-        return np.array(buckets, np.int64).reshape(-1, 1)
+        """The buckets (batch, width) of a cross for the values of its features."""
+        each: list[list[list[Any]]] = []  # by part, row and place
+        for crossed in self.crossed:
+            values = given[crossed.feature]
+            flat = list(values.tolist() if isinstance(values, Strings) else np.reshape(values, -1).tolist())
+            found = [part_value(crossed.part, value) for value in flat]
+            each.append([found[at : at + crossed.width] for at in range(0, len(found), crossed.width)])
+        rows = [
+            self.buckets
+            if any(value is False for value in members)
+            else crossed_fingerprint(self.cross_key, members) % self.buckets
+            for row in zip(*each, strict=True)
+            for members in product(*row)
+        ]
+        return np.array(rows, np.int64).reshape(-1, self.width)
 
     def bucket(self, text: bytes) -> int:
         """The bucket of a text, or of a number's digits."""
@@ -75,6 +116,20 @@ class ValueClasses:
     def column(self, name: str, table: str | None) -> FeatureColumn:
         """A column that gives the classes, or their rows of a table."""
         combiner: Literal["sequence"] | None = "sequence" if self.width > 1 else None
+        if self.is_number:
+            return FeatureColumn(feature=self.feature, name=name)
+        if self.crossed:
+            return FeatureColumn(
+                feature=self.feature,
+                name=name,
+                hash=self.buckets,
+                crossed=tuple(crossed.part for crossed in self.crossed),
+                cross_key=self.cross_key,
+                table=table,
+                pad=self.buckets if self.may_be_absent and table is None else 0,
+                empty_row=self.buckets if self.may_be_absent and table is not None else None,
+                combiner=combiner,
+            )
         if self.edges:
             last = len(self.edges)
             return FeatureColumn(
@@ -85,8 +140,6 @@ class ValueClasses:
                 feature=self.feature,
                 name=name,
                 hash=self.buckets,
-                cross=self.features[1:],
-                cross_key=self.cross_key,
                 strong_key=self.strong_key,
                 remainder=self.remainder,
                 table=table,

@@ -69,7 +69,7 @@ class CodePath:
 def code_path(column: FeatureColumn, feature: Feature) -> CodePath:
     """The path of a column. Where a row has one value at most, its combiner does not matter."""
     kind = ValueKind.FLOAT if feature.kind == "dense" else ValueKind(feature.kind)
-    step = ColumnStep.PARTS if column.parts else ColumnStep.CROSS if column.cross else column.step
+    step = ColumnStep.PARTS if column.parts else ColumnStep.CROSS if column.cross_parts else column.step
     if column.is_keyed:
         step = ColumnStep.KEYED_HASH if step is ColumnStep.HASH else ColumnStep.KEYED_VOCABULARY
     if column.gives_ids:
