@@ -106,16 +106,22 @@ class ClassGraph:
         self, nodes: list[onnx.NodeProto], chosen: Mapping[str, _FeatureUse]
     ) -> tuple[list[onnx.NodeProto], list[onnx.ValueInfoProto]]:
         """Inputs for numbers that have classes and are reckoned with, too: nodes that read them, and the inputs."""
-        found = []
-        for name, use in chosen.items():
-            if use.is_number:
-                tensor, value = f"{name}/number", onnx.ValueInfoProto()
-                value.CopyFrom(self._graph.inputs[name])
-                value.name, self.inputs[tensor] = tensor, ValueClasses(name, "float")
-                found.append(value)
-                identity = helper.make_node("Identity", [tensor], [name], f"{tensor}/as it is")
-                nodes = [identity, *nodes]
-        return nodes, found
+        renamed = {name: f"{name}/number" for name, use in chosen.items() if use.is_number}
+        found, left = [], list[onnx.NodeProto]()
+        for name, tensor in renamed.items():
+            value = onnx.ValueInfoProto()
+            value.CopyFrom(self._graph.inputs[name])
+            value.name, self.inputs[tensor] = tensor, ValueClasses(name, "float")
+            found.append(value)
+        for node in nodes:
+            if not renamed.keys().isdisjoint(node.input):
+                copy = onnx.NodeProto()
+                copy.CopyFrom(node)
+                copy.input[:] = [renamed.get(given, given) for given in node.input]
+                left.append(copy)
+            else:
+                left.append(node)
+        return left, found
 
     def _uses(self, name: str) -> _FeatureUse:
         """Follows a feature's values to whatever reads them."""
