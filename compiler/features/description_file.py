@@ -175,6 +175,10 @@ def _check_column(column: FeatureColumn, feature: Feature, table: FeatureTable |
         raise ModelError(f"{where}: expected one of cross, strong_key and remainder")
     if column.remainder and feature.kind != "int":
         raise ModelError(f"{where}: remainder: expected an int feature, got {feature.kind}")
+    if (column.case or column.strip) and (
+        not feature.is_text or step not in (ColumnStep.HASH, ColumnStep.VOCABULARY) or column.parts or column.cross_parts
+    ):
+        raise ModelError(f"{where}: case, strip: expected hash or vocabulary of one text, neither joined nor crossed")
     if column.cross_parts and step is not ColumnStep.HASH:
         raise ModelError(f"{where}: {'cross' if column.cross else 'crossed'}: expected hash, the number of buckets")
     if column.guards and step not in INDEX_STEPS:

@@ -160,6 +160,8 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     vocabulary: tuple[str | int, ...] | None = None
     vocabulary_file: str | None = None  # one key on each line
     oov: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0  # buckets for unknown keys, behind the vocabulary
+    case: Literal["lower", "upper"] | None = None  # hash, vocabulary of text: ASCII letters change to this case before
+    strip: bool = False  # hash, vocabulary of text: without the ASCII white space around it
     parts: tuple[TextPart, ...] = ()  # vocabulary: the texts whose concatenation is the key; default: the feature's
     identity: Count | None = None  # ids below this
     number: Literal[True] | None = None

@@ -27,7 +27,7 @@ from veltair.compiler.features.feature_description import (
 from veltair.compiler.features.feature_layout import FeatureLayout, buffer_of, buffers_of
 from veltair.compiler.features.feature_tables import load_rows
 from veltair.compiler.features.fingerprint import crossed_fingerprint
-from veltair.compiler.features.hashed_values import bucket_of
+from veltair.compiler.features.hashed_values import bucket_of, clean_text
 from veltair.compiler.features.kernel.columns_parameters import ColumnsParameters
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.profiles.artifact.strings import Strings
@@ -195,6 +195,8 @@ def _keep_order(
 
 def _join_parts(column: FeatureColumn, values: Mapping[str, Any], row: int, own: Any) -> Any:
     """What leads to the index: the value itself, or the concatenation of the parts' texts."""
+    if column.case or column.strip:
+        return clean_text(own, column.case, strip=column.strip)
     texts = []
     for part in column.parts:
         text = (part.text or "").encode() if part.feature is None else values[part.feature][row]

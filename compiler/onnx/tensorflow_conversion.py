@@ -117,6 +117,15 @@ class SparseReshapeOfAny:
         SparseReshape.any_version(13, WithoutMatMul(ctx), node, **more)
 
 
+@tf_op(["StringLower", "StringUpper"])
+class LetterCase:
+    """Texts in another letter case stay TensorFlow's operator: ONNX's changes letters beyond ASCII as the system does."""
+
+    @classmethod
+    def version_10(cls, ctx: Any, node: Any, **more: Any) -> None:
+        pass
+
+
 @tf_op("FloorMod")
 class FloorModOfIntegers:
     """The remainder; of whole numbers by ONNX's operator, where tf2onnx rounds the quotient to zero."""

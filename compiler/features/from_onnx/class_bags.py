@@ -58,6 +58,8 @@ class ClassBag:
             name=name,
             vocabulary=classes.keys,
             oov=classes.buckets,
+            case=classes.case,
+            strip=classes.strip,
             strong_key=classes.strong_key,
             remainder=classes.remainder,
             default=-1 if classes.buckets or self.drops_others else len(classes.keys),

@@ -19,8 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW, read_boundaries
 from veltair.compiler.features.from_onnx.crosses import CROSS, CrossReader
 from veltair.compiler.features.from_onnx.hash_buckets import Hashing, find_hashing
+from veltair.compiler.features.from_onnx.key_sources import read_cleaning
 from veltair.compiler.features.from_onnx.label_encoders import ENCODERS, KeyEncoding, read_encoding
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
+from veltair.compiler.features.from_onnx.safety_steps import nodes_needed
 from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.compiler.onnx.node_attributes import attribute
 
@@ -41,6 +43,8 @@ KINDS: dict[int, Literal["int", "float", "string"]] = {
 class _FeatureUse:
     """What a graph does with a feature."""
 
+    feature: str
+    first: str  # tensor with the values: the feature's, or of the text in another form
     kind: Literal["int", "float", "string"]
     width: int
     values: set[str] = field(default_factory=set)  # tensors of the feature's values
@@ -48,8 +52,18 @@ class _FeatureUse:
     keys: dict[str | int, None] = field(default_factory=dict)
     buckets: set[Hashing] = field(default_factory=set)
     edges: set[float] = field(default_factory=set)
+    case: Literal["lower", "upper"] | None = None  # in which texts are read
+    strip: bool = False
+    cleaned: list[_FeatureUse] = field(default_factory=list)  # the same text in other forms
     is_number: bool = False  # whether something reckons with the values, too
     refused: str = ""  # why the feature stays as it is
+
+    def every(self) -> dict[str, _FeatureUse]:
+        """This use, and those of the text in other forms, by the first tensor of each."""
+        found = {self.first: self}
+        for other in self.cleaned:
+            found |= other.every()
+        return found
 
     @property
     def is_classed(self) -> bool:
@@ -74,11 +88,12 @@ class ClassGraph:
     def rewrite(self) -> dict[str, ValueClasses]:
         """Puts classes in the place of each feature that can be. Returns the new inputs (batch, width), int64."""
         taken = self._graph.weights.keys() | self.inputs.keys()
-        uses = {name: self._uses(name) for name in self._graph.inputs if name not in taken}
-        self.refused = [use.refused for use in uses.values() if use.refused and use.kind == "string"]
+        features = {name: self._uses(name) for name in self._graph.inputs if name not in taken}
+        self.refused = [use.refused for use in features.values() if use.refused and use.kind == "string"]
+        uses = {tensor: use for feature in features.values() for tensor, use in feature.every().items()}
         chosen = {name: use for name, use in uses.items() if use.is_classed}
-        crossed = {value: name for name, use in uses.items() if not use.refused for value in use.values}
-        shapes = {name: (use.kind, use.width) for name, use in uses.items()}
+        crossed = {value: name for name, use in features.items() if not use.refused for value in use.values}
+        shapes = {name: (use.kind, use.width) for name, use in features.items()}
         readers = {reader: name for name, use in chosen.items() for reader in use.readers}
         nodes: list[onnx.NodeProto] = []
         for node in self._graph.nodes:
@@ -87,9 +102,12 @@ class ClassGraph:
             else:
                 nodes.append(node)
         nodes, numbers = self._numbers(nodes, chosen)
-        kept = [*(value for value in self._proto.graph.input if value.name not in chosen), *numbers]
+        gone = {use.feature for use in chosen.values()}
+        if any(use.cleaned for use in features.values()):
+            nodes = nodes_needed(nodes, {output.name for output in self._proto.graph.output})
+        kept = [*(value for value in self._proto.graph.input if value.name not in gone), *numbers]
         for name, use in chosen.items():
-            dims = self._graph.inputs[name].type.tensor_type.shape.dim
+            dims = self._graph.inputs[use.feature].type.tensor_type.shape.dim
             for tensor, classes in self._classes(name, use):
                 self.inputs[tensor] = classes
                 shape = [dims[0].dim_param or "batch", *(dim.dim_value for dim in dims[1:])]
@@ -127,14 +145,23 @@ class ClassGraph:
         """Follows a feature's values to whatever reads them."""
         dims = self._graph.inputs[name].type.tensor_type.shape.dim
         kind = KINDS.get(self._graph.type_of(name))
-        use = _FeatureUse(kind or "int", dims[1].dim_value if len(dims) > 1 else 1, {name})
+        use = _FeatureUse(name, name, kind or "int", dims[1].dim_value if len(dims) > 1 else 1, {name})
         wide = use.width > 1 and use.kind == "float"
         if kind is None or not 1 <= len(dims) <= 2 or dims[0].HasField("dim_value") or use.width < 1 or wide:
             expected = "[batch] or [batch, 1]" if wide else "[batch] or [batch, values], with a symbolic batch"
             shape = [dim.dim_param or dim.dim_value for dim in dims]
             use.refused = f"input {name!r} has shape {shape}; expected {expected}"
             return use
-        left = [name]
+        self._follow(use)
+        for other in use.every().values():
+            use.refused = use.refused or other.refused
+        for other in use.every().values():
+            other.refused = use.refused
+        return use
+
+    def _follow(self, use: _FeatureUse) -> None:
+        """Looks at all that reads the values of `use`."""
+        name, left = use.feature, list(use.values)
         while left and not use.refused:
             value = left.pop()
             if self._graph.is_output(value):
@@ -142,7 +169,12 @@ class ClassGraph:
             for node in self._graph.users(value):
                 if node.op_type == CROSS and value in node.input[3 * int(attribute(node, "N", 0)) :]:
                     continue  # it takes the values as they are
-                if self._moves(node, value) or self._is_text_of(node, use):
+                if use.kind == "string" and (clean := read_cleaning(node)) is not None:
+                    other = _FeatureUse(name, node.output[0], use.kind, use.width, {node.output[0]})
+                    other.case, other.strip = clean.case or use.case, clean.strips or use.strip
+                    use.cleaned.append(other)
+                    self._follow(other)
+                elif self._moves(node, value) or self._is_text_of(node, use):
                     use.readers.add(node.name)
                     if node.output[0] not in use.values:
                         use.values.add(node.output[0])
@@ -153,7 +185,6 @@ class ClassGraph:
                     use.is_number = True
                 else:
                     use.refused = f"node {node.name!r}: operator {node.op_type} reads the values of input {name!r}"
-        return use
 
     @staticmethod
     def _moves(node: onnx.NodeProto, value: str) -> bool:
@@ -205,12 +236,14 @@ class ClassGraph:
             (
                 f"{name}/classes{place or ''}",
                 ValueClasses(
-                    name,
+                    use.feature,
                     use.kind,
                     tuple(use.keys),
                     how.buckets,
                     edges,
                     use.width,
+                    case=use.case,
+                    strip=use.strip,
                     strong_key=how.strong_key,
                     remainder=how.remainder,
                 ),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from veltair.compiler.features.feature_description import CrossPart, FeatureColumn
 from veltair.compiler.features.feature_reference import part_value
 from veltair.compiler.features.fingerprint import CROSS_KEY, crossed_fingerprint
-from veltair.compiler.features.hashed_values import bucket_of
+from veltair.compiler.features.hashed_values import bucket_of, clean_text
 from veltair.profiles.artifact.strings import Strings
 
 
@@ -50,6 +50,8 @@ class ValueClasses:
     width: int = 1  # values of a row
     crossed: tuple[CrossedFeature, ...] = ()  # of a cross: what is hashed together; its width is the combinations
     cross_key: int = CROSS_KEY
+    case: Literal["lower", "upper"] | None = None  # in which texts are compared and hashed
+    strip: bool = False  # whether that is without white space around them
     strong_key: tuple[int, int] | None = None  # of SipHash, by which values fall into buckets
     remainder: bool = False  # whether the buckets are remainders of whole numbers
 
@@ -80,6 +82,8 @@ class ValueClasses:
         flat = list(given.tolist() if isinstance(given, Strings) else np.asarray(given, object).reshape(-1))
         places = {str(key).encode(): place for place, key in enumerate(self.keys)}
         texts = [value if isinstance(value, bytes) else str(value).encode() for value in flat]
+        if self.kind == "string":
+            texts = [clean_text(text, self.case, strip=self.strip) for text in texts]
         known = {text: places.get(text, len(self.keys) + self.bucket(text)) for text in set(texts)}
         shape = (self.width,) * (self.width > 1) if isinstance(given, Strings) else np.shape(given)[1:]
         return np.array([known[text] for text in texts], np.int64).reshape(-1, *shape)
@@ -140,6 +144,8 @@ class ValueClasses:
                 feature=self.feature,
                 name=name,
                 hash=self.buckets,
+                case=self.case,
+                strip=self.strip,
                 strong_key=self.strong_key,
                 remainder=self.remainder,
                 table=table,
@@ -151,6 +157,8 @@ class ValueClasses:
             vocabulary=self.keys,
             oov=self.buckets,
             default=-1 if self.buckets else len(self.keys),
+            case=self.case,
+            strip=self.strip,
             strong_key=self.strong_key,
             remainder=self.remainder,
             table=table,

@@ -20,6 +20,7 @@ from veltair.compiler.features.kernel.column_slots import PART_KINDS
 from veltair.compiler.features.kernel.column_values import ColumnValues
 from veltair.compiler.features.kernel.cross_emitter import CrossEmitter
 from veltair.compiler.features.kernel.slot_writer import ABSENT, EDGES
+from veltair.compiler.features.text_code.clean_text import CasedText, emit_stripped
 from veltair.compiler.features.text_code.fingerprint_code import emit_fingerprint
 from veltair.compiler.features.text_code.integer_digits import DIGITS, LONGEST, emit_digits
 from veltair.compiler.features.text_code.letter_case import append_text
@@ -36,6 +37,13 @@ class IndexEmitter(ColumnValues):
         with emitter.for_each_value(column, path.kind, path.step, row, index):
             found = in_register(index[0])
     """
+
+    _case: str | None = None
+    _strips = False
+
+    def read_texts(self, case: str | None, *, strips: bool) -> None:
+        """From here on texts are hashed and looked up in this letter case, and without white space around them."""
+        self._case, self._strips = case, strips
 
     def emit_index(self, column: Expr, kind: ValueKind, step: ColumnStep, row: Expr, out: Any) -> None:
         """The index of the only value of a row, without guards."""
@@ -120,6 +128,10 @@ class IndexEmitter(ColumnValues):
             self._index_of_parts(column, row, begin, size, out)
             return
         letters = self.task.buffers["bytes"]
+        if self._strips:
+            begin, size = emit_stripped(letters, begin, size)
+        if self._case is not None:
+            letters = CasedText(letters, self._case)
         keyed = partial(self._keyed, column, step, letters, begin, size)
         if step in (ColumnStep.VOCABULARY, ColumnStep.KEYED_VOCABULARY):
             self._find_word(column, letters, begin, size, out, None if step is ColumnStep.VOCABULARY else keyed)
