@@ -176,7 +176,10 @@ def _check_column(column: FeatureColumn, feature: Feature, table: FeatureTable |
     if column.remainder and feature.kind != "int":
         raise ModelError(f"{where}: remainder: expected an int feature, got {feature.kind}")
     if (column.case or column.strip) and (
-        not feature.is_text or step not in (ColumnStep.HASH, ColumnStep.VOCABULARY) or column.parts or column.cross_parts
+        not feature.is_text
+        or step not in (ColumnStep.HASH, ColumnStep.VOCABULARY)
+        or column.parts
+        or column.cross_parts
     ):
         raise ModelError(f"{where}: case, strip: expected hash or vocabulary of one text, neither joined nor crossed")
     if column.cross_parts and step is not ColumnStep.HASH:

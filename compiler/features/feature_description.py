@@ -208,6 +208,15 @@ def features_read(column: FeatureColumn) -> tuple[str, ...]:
     return (column.feature, *joined, *(part.feature for part in column.cross_parts))
 
 
+def feature_of(column: FeatureColumn, features: Iterable[Feature]) -> Feature:
+    """The feature whose values a column reads; of a cross as wide as the parts have combinations of values."""
+    by_name = {feature.name: feature for feature in features}
+    own = by_name[column.feature]
+    if not column.cross_parts:
+        return own
+    return msgspec.structs.replace(own, width=prod(by_name[part.feature].width for part in column.cross_parts))
+
+
 class ColumnInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An input of the ONNX model that columns give: their outputs side by side, (B, sum of widths) or in other
     dimensions.
@@ -238,13 +247,8 @@ class FeatureDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     path: Path = Path("features.toml")
 
     def feature_of(self, column: FeatureColumn) -> Feature:
-        """The feature whose values a column reads; of a cross as wide as the parts have combinations of values."""
-        own = next(f for f in self.features if f.name == column.feature)
-        if not column.cross_parts:
-            return own
-        widths = {f.name: f.width for f in self.features}
-        combinations = prod(widths[part.feature] for part in column.cross_parts)
-        return msgspec.structs.replace(own, width=combinations)
+        """The feature whose values a column reads; see the function of that name."""
+        return feature_of(column, self.features)
 
     def features_read_by(self, names: Iterable[str] | None = None) -> set[str]:
         """Names of the features that these columns, by default all, read."""

@@ -214,11 +214,15 @@ def _cross(column: FeatureColumn, feature: Feature, values: Mapping[str, Any], r
         given = values[part.feature][row]
         own = given if isinstance(given, list) else [given] if isinstance(given, bytes) else np.ravel(given).tolist()
         parts.append([part_value(part, value) for value in own])
-    dropped = b"" if feature.is_text and feature.empty == "drop" else feature.missing if feature.kind == "int" else False
+    dropped = (
+        b"" if feature.is_text and feature.empty == "drop" else feature.missing if feature.kind == "int" else False
+    )
     if dropped is not False and not column.cross_parts[0].gives_numbers:
         parts[0] = [False if value == dropped else value for value in parts[0]]
     return [
-        REMOVED if any(value is False for value in members) else crossed_fingerprint(column.cross_key, members) % (column.hash or 1)
+        REMOVED
+        if any(value is False for value in members)
+        else crossed_fingerprint(column.cross_key, members) % (column.hash or 1)
         for members in product(*parts)
     ]
 

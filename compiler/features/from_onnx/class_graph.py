@@ -117,6 +117,7 @@ class ClassGraph:
             del held[:]
             held.extend(values)
         crosses = CrossReader(self._proto, OnnxGraphIndex(self._proto, self._path), self.inputs, crossed, shapes)
+        crosses.refused = {name: use.refused for name, use in features.items() if use.refused}
         self.inputs |= crosses.take()
         return self.inputs
 

@@ -29,7 +29,16 @@ from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.errors import ModelError
 
-TEXTUAL = (*ENCODERS, *HASHES, "StringSplit", "StringNormalizer", "StringConcat", "RegexFullMatch", *CASES, "StringStrip")
+TEXTUAL = (
+    *ENCODERS,
+    *HASHES,
+    "StringSplit",
+    "StringNormalizer",
+    "StringConcat",
+    "RegexFullMatch",
+    *CASES,
+    "StringStrip",
+)
 MOST_TEXT_BYTES = 1 << 24  # of a row
 WAYS = (
     "text goes through StringConcat, StringNormalizer, StringSplit, LabelEncoder, CategoryMapper or "

@@ -59,6 +59,7 @@ class CrossReader:
     ) -> None:
         self._proto, self._graph, self._classes = proto, graph, classes
         self._raw, self._features = raw, features
+        self.refused: Mapping[str, str] = {}  # why the values of a feature are not known, by feature
 
     def take(self) -> dict[str, ValueClasses]:
         """Puts an input [batch, combinations] of buckets, int64, in the place of each cross.
@@ -92,6 +93,8 @@ class CrossReader:
         if not attribute(node, "hashed_output", 0) or not 1 <= buckets <= BUCKETS_LIMIT:
             raise self._graph.error(node, f"{buckets} buckets; expected values that are hashed to 1 to {BUCKETS_LIMIT}")
         sparse, inputs = int(attribute(node, "N", 0)), list(node.input)
+        if not 0 <= 3 * sparse <= len(inputs) or len(inputs) - 2 * sparse < 2:
+            raise self._graph.error(node, f"{len(inputs)} inputs with {sparse} sparse tensors; expected two at least")
         parts = [self._part(node, (inputs[at], inputs[sparse + at])) for at in range(sparse)]
         parts += [self._part(node, (name,)) for name in inputs[3 * sparse :]]
         kind = parts[0].kind
@@ -116,7 +119,8 @@ class CrossReader:
         inputs = sorted(read & self._graph.inputs.keys() - self._graph.weights.keys())
         classes = self._classes.get(inputs[0]) if len(inputs) == 1 else None
         if classes is None or classes.is_number or classes.count > MOST_CLASSES:
-            raise self._graph.error(node, f"crosses {tensors[-1]!r}; {EXPECTED}")
+            why = "; ".join(dict.fromkeys(self.refused[name] for name in inputs if name in self.refused))
+            raise self._graph.error(node, f"crosses {tensors[-1]!r}; {why or EXPECTED}")
         values = self._values(nodes, tensors, inputs[0], classes)
         if values is None:
             raise self._graph.error(node, f"crosses {tensors[-1]!r}, not one number for each value; {EXPECTED}")
@@ -176,9 +180,7 @@ def _as_part(classes: ValueClasses, values: Sequence[int | Literal[False]]) -> C
     if classes.edges:
         return CrossPart(feature=classes.feature, boundaries=classes.edges, values=tuple(values))
     if classes.keys:
-        return CrossPart(
-            feature=classes.feature, vocabulary=classes.keys, oov=classes.buckets, values=tuple(values)
-        )
+        return CrossPart(feature=classes.feature, vocabulary=classes.keys, oov=classes.buckets, values=tuple(values))
     key: str | int = "" if classes.kind == "string" else 0  # a vocabulary has a key at least, and this is in its bucket
     own = values[fingerprint64(str(key).encode()) % classes.buckets]
     return CrossPart(feature=classes.feature, vocabulary=(key,), oov=classes.buckets, values=(own, *values))

@@ -99,8 +99,8 @@ def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds | Classed
     if not any(node.domain == CONTRIB or node.op_type in FOREIGN for node in proto.graph.node):
         return None
     name_nodes(proto)
-    count_boundaries(proto, path)
     classes = ClassGraph(proto, path).rewrite()
+    count_boundaries(proto, path)
     hashed: list[HashedIds | ClassedValues] = [ClassedValues(name, own) for name, own in classes.items()]
     graph, nodes = OnnxGraphIndex(proto, path), list[onnx.NodeProto]()
     for node in proto.graph.node:

@@ -123,11 +123,14 @@ class ValueClasses:
         if self.is_number:
             return FeatureColumn(feature=self.feature, name=name)
         if self.crossed:
+            parts = tuple(crossed.part for crossed in self.crossed)
+            plain = not any(part.gives_numbers for part in parts)
             return FeatureColumn(
                 feature=self.feature,
                 name=name,
                 hash=self.buckets,
-                crossed=tuple(crossed.part for crossed in self.crossed),
+                cross=self.features[1:] if plain else (),
+                crossed=() if plain else parts,
                 cross_key=self.cross_key,
                 table=table,
                 pad=self.buckets if self.may_be_absent and table is None else 0,

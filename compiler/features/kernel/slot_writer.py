@@ -10,7 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.features.column_ranges import index_steps
-from veltair.compiler.features.feature_description import CrossPart, Feature, FeatureColumn, FeatureDescription, TextPart
+from veltair.compiler.features.feature_description import (
+    CrossPart,
+    Feature,
+    FeatureColumn,
+    FeatureDescription,
+    TextPart,
+)
 from veltair.compiler.features.feature_layout import FeatureLayout
 from veltair.compiler.features.feature_tables import FeatureTable
 from veltair.compiler.features.index_ranges import (
@@ -52,7 +58,12 @@ class SlotWriter:
         self._starts = FeatureLayout.from_description(description).starts
         self._features = {feature.name: feature for feature in description.features}
         words = {c.name: c.vocabulary for c in ordered if c.vocabulary is not None}
-        words |= {_part_name(c, at): part.vocabulary for c in ordered for at, part in enumerate(c.cross_parts) if part.vocabulary}
+        words |= {
+            _part_name(c, at): part.vocabulary
+            for c in ordered
+            for at, part in enumerate(c.cross_parts)
+            if part.vocabulary
+        }
         self._vocabularies = Vocabularies.build(words)
         self._part_values: list[int] = []  # of crosses, behind the keys of vocabularies
         self.part_kinds = frozenset[str]()
@@ -196,7 +207,9 @@ class SlotWriter:
         large = self._store.tables[table.name].nbytes > LARGE_BYTES
         return {"table_start": start, "table_rows": rows, "fill_row": fill, "is_large": large}
 
-    def _part(self, column: FeatureColumn, part: TextPart | Mapping[str, int] | None, letters: list[bytes]) -> dict[str, int]:
+    def _part(
+        self, column: FeatureColumn, part: TextPart | Mapping[str, int] | None, letters: list[bytes]
+    ) -> dict[str, int]:
         if part is None:
             key = np.array(column.strong_key or (0, 0), np.uint64).view(np.int64).tolist()
             return {"by_remainder": column.remainder, "first_word": key[0], "second_word": key[1]}

@@ -28,7 +28,9 @@ class CasedText:
 
     def __getitem__(self, place: Any) -> Expr:
         value = in_register(self._text[place])
-        _, _, lanes = str(value.ty.dtype if hasattr(value, "ty") and hasattr(value.ty, "dtype") else value.dtype).partition("x")
+        _, _, lanes = str(
+            value.ty.dtype if hasattr(value, "ty") and hasattr(value.ty, "dtype") else value.dtype
+        ).partition("x")
 
         def every(number: int) -> Expr:
             return T.broadcast(T.uint8(number), int(lanes)) if lanes else T.uint8(number)
