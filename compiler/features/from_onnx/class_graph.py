@@ -119,6 +119,8 @@ class ClassGraph:
         crosses = CrossReader(self._proto, OnnxGraphIndex(self._proto, self._path), self.inputs, crossed, shapes)
         crosses.refused = {name: use.refused for name, use in features.items() if use.refused}
         self.inputs |= crosses.take()
+        left = {value.name for value in self._proto.graph.input}  # crosses may have taken all that reads one
+        self.inputs = {name: classes for name, classes in self.inputs.items() if name in left}
         return self.inputs
 
     def _numbers(

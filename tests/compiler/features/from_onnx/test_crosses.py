@@ -101,8 +101,8 @@ def test_all_pairs_of_several_values_are_crossed(tmp_path: Path) -> None:
     nodes = [
         node("SparseCross", ["a", "b"], ["places", "buckets", "shape"], N=0, hashed_output=1, num_buckets=5,
              hash_key=KEY),
-        node("Gather", ["cities", "buckets"], "flat"),
-        node("Reshape", ["flat", "by row"], "rows"),
+        node("Gather", ["cities", "buckets"], "pairs"),
+        node("Reshape", ["pairs", "by row"], "rows"),
         node("ReduceSum", ["rows", "one"], "y", keepdims=0),
     ]  # fmt: skip
     ids = np.array([[1, -1], [0, 0], [2**40, 3], [-(2**63), 2**63 - 1]])
