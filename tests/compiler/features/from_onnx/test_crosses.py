@@ -74,8 +74,8 @@ def test_a_number_that_is_crossed_may_be_read_as_it_is_too(tmp_path: Path) -> No
 
 def test_a_value_that_a_sparse_tensor_leaves_out_crosses_with_nothing(tmp_path: Path) -> None:
     nodes = [
-        node("StringEqual", ["a", "empty"], "none", domain=CONTRIB),
-        node("Not", ["none"], "there"),
+        node("StringEqual", ["a", "empty"], "no.a", domain=CONTRIB),
+        node("Not", ["no.a"], "there"),
         node("NonZero", ["there"], "at"),
         node("Transpose", ["at"], "indices"),
         encoder("a", "keys", ["Rome", "Oslo"], [3, 1], -1),
@@ -85,7 +85,7 @@ def test_a_value_that_a_sparse_tensor_leaves_out_crosses_with_nothing(tmp_path: 
              num_buckets=5, hash_key=KEY),
         node("Gather", ["cities", "buckets"], "rows"),
         node("Slice", ["places", "start", "one", "one"], "lines"),
-        node("Shape", ["b"], "batch", end=1),
+        node("Shape", ["a"], "batch", end=1),
         node("Concat", ["batch", "width"], "size", axis=0),
         node("ConstantOfShape", ["size"], "zeros"),
         node("ScatterND", ["zeros", "lines", "rows"], "y", reduction="add"),
