@@ -20,6 +20,7 @@ from veltair.compiler.features.feature_description import (
     Feature,
     FeatureColumn,
     FeatureDescription,
+    feature_of,
 )
 from veltair.compiler.features.feature_tables import FeatureTable, resolve_in_folder
 from veltair.errors import ModelError
@@ -78,9 +79,12 @@ def parse_description(raw: dict[str, Any], path: Path) -> FeatureDescription:
         if column.table is not None and column.table not in by_name:
             raise ModelError(f"{path}: column {column.name!r}: table: there is no table {column.table!r}")
         where = f"{path}: column {column.name!r} (feature {column.feature!r})"
-        _check_column(column, _as_read(column, known), by_name.get(column.table or ""), where)
-        _check_parts(column, known, where)
         _check_cross(column, known, where)
+        read_as = feature_of(column, features)
+        if column.cross_parts:  # whatever its parts are, it hashes values like any other
+            read_as = msgspec.structs.replace(read_as, kind="int")
+        _check_column(column, read_as, by_name.get(column.table or ""), where)
+        _check_parts(column, known, where)
     defined = {c.name for c in read}
     joined_names = {name for joined in inputs for name in joined.columns}
     if strange := sorted(joined_names - defined):
@@ -95,15 +99,6 @@ def parse_description(raw: dict[str, Any], path: Path) -> FeatureDescription:
     if idle := sorted(defined - joined_names):
         raise ModelError(f"{path}: column {idle[0]!r}: no input joins it")
     return FeatureDescription(features=features, tables=tables, columns=read, inputs=inputs, path=path)
-
-
-def _as_read(column: FeatureColumn, known: Mapping[str, Feature]) -> Feature:
-    """A column's feature; of a cross, an int one that is as wide as its parts have combinations of values."""
-    own = known[column.feature]
-    if not column.cross_parts:
-        return own
-    widths = [known[part.feature].width for part in column.cross_parts if part.feature in known]
-    return Feature(name=own.name, kind="int", width=min(prod(widths), MOST_COMBINATIONS))
 
 
 MOST_COMBINATIONS = 4096  # of the values of a row that are crossed

@@ -7,7 +7,6 @@ classes as they moved texts. So no operator on text is left, and nothing about t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ from veltair.compiler.features.from_onnx.key_sources import read_cleaning
 from veltair.compiler.features.from_onnx.label_encoders import ENCODERS, KeyEncoding, read_encoding
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
 from veltair.compiler.features.from_onnx.safety_steps import nodes_needed
-from veltair.compiler.features.from_onnx.value_classes import ValueClasses
+from veltair.compiler.features.from_onnx.value_classes import FeatureUse, ValueClasses
 from veltair.compiler.onnx.node_attributes import attribute
 
 MOVES = (
@@ -37,37 +36,6 @@ KINDS: dict[int, Literal["int", "float", "string"]] = {
     TensorProto.INT32: "int",
     TensorProto.FLOAT: "float",
 }
-
-
-@dataclass(slots=True)
-class _FeatureUse:
-    """What a graph does with a feature."""
-
-    feature: str
-    first: str  # tensor with the values: the feature's, or of the text in another form
-    kind: Literal["int", "float", "string"]
-    width: int
-    values: set[str] = field(default_factory=set)  # tensors of the feature's values
-    readers: set[str] = field(default_factory=set)  # names of the nodes that read one
-    keys: dict[str | int, None] = field(default_factory=dict)
-    buckets: set[Hashing] = field(default_factory=set)
-    edges: set[float] = field(default_factory=set)
-    case: Literal["lower", "upper"] | None = None  # in which texts are read
-    strip: bool = False
-    cleaned: list[_FeatureUse] = field(default_factory=list)  # the same text in other forms
-    is_number: bool = False  # whether something reckons with the values, too
-    refused: str = ""  # why the feature stays as it is
-
-    def every(self) -> dict[str, _FeatureUse]:
-        """This use, and those of the text in other forms, by the first tensor of each."""
-        found = {self.first: self}
-        for other in self.cleaned:
-            found |= other.every()
-        return found
-
-    @property
-    def is_classed(self) -> bool:
-        return not self.refused and bool(self.edges) != bool(self.keys or self.buckets)
 
 
 class ClassGraph:
@@ -124,7 +92,7 @@ class ClassGraph:
         return self.inputs
 
     def _numbers(
-        self, nodes: list[onnx.NodeProto], chosen: Mapping[str, _FeatureUse]
+        self, nodes: list[onnx.NodeProto], chosen: Mapping[str, FeatureUse]
     ) -> tuple[list[onnx.NodeProto], list[onnx.ValueInfoProto]]:
         """Inputs for numbers that have classes and are reckoned with, too: nodes that read them, and the inputs."""
         renamed = {name: f"{name}/number" for name, use in chosen.items() if use.is_number}
@@ -144,11 +112,11 @@ class ClassGraph:
                 left.append(node)
         return left, found
 
-    def _uses(self, name: str) -> _FeatureUse:
+    def _uses(self, name: str) -> FeatureUse:
         """Follows a feature's values to whatever reads them."""
         dims = self._graph.inputs[name].type.tensor_type.shape.dim
         kind = KINDS.get(self._graph.type_of(name))
-        use = _FeatureUse(name, name, kind or "int", dims[1].dim_value if len(dims) > 1 else 1, {name})
+        use = FeatureUse(name, name, kind or "int", dims[1].dim_value if len(dims) > 1 else 1, {name})
         wide = use.width > 1 and use.kind == "float"
         if kind is None or not 1 <= len(dims) <= 2 or dims[0].HasField("dim_value") or use.width < 1 or wide:
             expected = "[batch] or [batch, 1]" if wide else "[batch] or [batch, values], with a symbolic batch"
@@ -162,7 +130,7 @@ class ClassGraph:
             other.refused = use.refused
         return use
 
-    def _follow(self, use: _FeatureUse) -> None:
+    def _follow(self, use: FeatureUse) -> None:
         """Looks at all that reads the values of `use`."""
         name, left = use.feature, list(use.values)
         while left and not use.refused:
@@ -173,7 +141,7 @@ class ClassGraph:
                 if node.op_type == CROSS and value in node.input[3 * int(attribute(node, "N", 0)) :]:
                     continue  # it takes the values as they are
                 if use.kind == "string" and (clean := read_cleaning(node)) is not None:
-                    other = _FeatureUse(name, node.output[0], use.kind, use.width, {node.output[0]})
+                    other = FeatureUse(name, node.output[0], use.kind, use.width, {node.output[0]})
                     other.case, other.strip = clean.case or use.case, clean.strips or use.strip
                     use.cleaned.append(other)
                     self._follow(other)
@@ -194,7 +162,7 @@ class ClassGraph:
         return node.op_type in MOVES and node.input[0] == value and value not in node.input[1:]
 
     @staticmethod
-    def _is_text_of(node: onnx.NodeProto, use: _FeatureUse) -> bool:
+    def _is_text_of(node: onnx.NodeProto, use: FeatureUse) -> bool:
         """A cast that changes no value: to more bits, or to the text that is hashed."""
         return (
             node.op_type == "Cast"
@@ -202,7 +170,7 @@ class ClassGraph:
             and attribute(node, "to", 0) in (TensorProto.INT64, TensorProto.STRING)
         )
 
-    def _picks(self, node: onnx.NodeProto, value: str, use: _FeatureUse) -> bool:
+    def _picks(self, node: onnx.NodeProto, value: str, use: FeatureUse) -> bool:
         """Whether a node makes a number of each value by its class; notes what tells classes apart."""
         if node.op_type == "Shape":
             return True
@@ -224,7 +192,7 @@ class ClassGraph:
             return True
         return False
 
-    def _compared(self, node: onnx.NodeProto, value: str, use: _FeatureUse) -> str | int | None:
+    def _compared(self, node: onnx.NodeProto, value: str, use: FeatureUse) -> str | int | None:
         """The constant that a node compares a value with."""
         other = next((given for given in node.input if given != value), "")
         if use.kind == "string":
@@ -232,7 +200,7 @@ class ClassGraph:
         number = self._graph.constant(other)
         return int(number.item()) if number is not None and number.size == 1 and number.dtype.kind in "iu" else None
 
-    def _classes(self, name: str, use: _FeatureUse) -> list[tuple[str, ValueClasses]]:
+    def _classes(self, name: str, use: FeatureUse) -> list[tuple[str, ValueClasses]]:
         """The inputs that stand for a feature: one for each number of buckets that its values are hashed to."""
         edges = tuple(sorted(use.edges))
         return [
@@ -254,7 +222,7 @@ class ClassGraph:
             for place, how in enumerate(sorted(use.buckets, key=repr) or [Hashing(0)])
         ]
 
-    def _replaced(self, node: onnx.NodeProto, name: str, use: _FeatureUse) -> list[onnx.NodeProto]:
+    def _replaced(self, node: onnx.NodeProto, name: str, use: FeatureUse) -> list[onnx.NodeProto]:
         """What stands for a node that reads a feature's values: the same on classes, for each number of buckets."""
         inputs = self._classes(name, use)
         found = []
@@ -285,12 +253,12 @@ class ClassGraph:
         return [node, *found] if moved and use.is_number else found
 
     @staticmethod
-    def _behind(given: str, suffix: str, use: _FeatureUse) -> str:
+    def _behind(given: str, suffix: str, use: FeatureUse) -> str:
         """The tensor of classes that stands for a tensor of values."""
         return f"{given}{suffix}" if given in use.values else given
 
     def _equal(
-        self, node: onnx.NodeProto, copy: onnx.NodeProto, classes: ValueClasses, use: _FeatureUse
+        self, node: onnx.NodeProto, copy: onnx.NodeProto, classes: ValueClasses, use: FeatureUse
     ) -> onnx.NodeProto:
         value = next(given for given in node.input if given in use.values)
         key = self._compared(node, value, use)

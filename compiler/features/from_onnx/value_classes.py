@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from veltair.compiler.features.feature_description import CrossPart, FeatureColumn
 from veltair.compiler.features.feature_reference import part_value
 from veltair.compiler.features.fingerprint import CROSS_KEY, crossed_fingerprint
+from veltair.compiler.features.from_onnx.hash_buckets import Hashing
 from veltair.compiler.features.hashed_values import bucket_of, clean_text
 from veltair.profiles.artifact.strings import Strings
 
@@ -167,3 +168,39 @@ class ValueClasses:
             table=table,
             combiner=combiner,
         )
+
+
+@dataclass(slots=True)
+class FeatureUse:
+    """What a graph does with a feature, or with its text in another form.
+
+    >>> FeatureUse("city", "city", "string", width=1, keys={"Rome": None}).is_classed
+    True
+    """
+
+    feature: str
+    first: str  # tensor with the values: the feature's, or of the text in another form
+    kind: Literal["int", "float", "string"]
+    width: int
+    values: set[str] = field(default_factory=set)  # tensors of the feature's values
+    readers: set[str] = field(default_factory=set)  # names of the nodes that read one
+    keys: dict[str | int, None] = field(default_factory=dict)
+    buckets: set[Hashing] = field(default_factory=set)
+    edges: set[float] = field(default_factory=set)
+    case: Literal["lower", "upper"] | None = None  # in which texts are read
+    strip: bool = False
+    cleaned: list[FeatureUse] = field(default_factory=list)  # the same text in other forms
+    is_number: bool = False  # whether something reckons with the values, too
+    refused: str = ""  # why the feature stays as it is
+
+    def every(self) -> dict[str, FeatureUse]:
+        """This use, and those of the text in other forms, by the first tensor of each."""
+        found = {self.first: self}
+        for other in self.cleaned:
+            found |= other.every()
+        return found
+
+    @property
+    def is_classed(self) -> bool:
+        """Whether classes can stand for the values: those of a number by its edges, of others by keys and buckets."""
+        return not self.refused and bool(self.edges) != bool(self.keys or self.buckets)

@@ -10,7 +10,6 @@ from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.features.text_code.word_arithmetic import in_register
 
 SHIFT = {"lower": (b"A", b"Z", 32), "upper": (b"a", b"z", -32)}  # first and last letter, and what becomes of them
-WHITE = b"\t\n\v\f\r "
 
 
 class CasedText:
