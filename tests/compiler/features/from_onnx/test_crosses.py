@@ -81,15 +81,22 @@ def test_a_value_that_a_sparse_tensor_leaves_out_crosses_with_nothing(tmp_path: 
         encoder("a", "keys", ["Rome", "Oslo"], [3, 1], -1),
         node("GatherND", ["keys", "indices"], "values"),
         node("Shape", ["a"], "extent"),
-        node("SparseCross", ["indices", "values", "extent", "b"], ["places", "buckets", "shape"], N=1, hashed_output=1,
-             num_buckets=5, hash_key=KEY),
+        node(
+            "SparseCross",
+            ["indices", "values", "extent", "b"],
+            ["places", "buckets", "shape"],
+            N=1,
+            hashed_output=1,
+            num_buckets=5,
+            hash_key=KEY,
+        ),
         node("Gather", ["cities", "buckets"], "rows"),
         node("Slice", ["places", "start", "one", "one"], "lines"),
         node("Shape", ["a"], "batch", end=1),
         node("Concat", ["batch", "width"], "size", axis=0),
         node("ConstantOfShape", ["size"], "zeros"),
         node("ScatterND", ["zeros", "lines", "rows"], "y", reduction="add"),
-    ]  # fmt: skip
+    ]
     inputs = {"a": (STRING, ["B", 1]), "b": (INT, ["B", 1])}
     feeds = {"a": np.array([[b"Rome"], [b""], [b"x"], [b"Oslo"]], object), "b": np.array([[7], [8], [-1], [2**40]])}
     want = rows_of([[3, 7], [0, 8], [-1, -1], [1, 2**40]])
@@ -99,12 +106,13 @@ def test_a_value_that_a_sparse_tensor_leaves_out_crosses_with_nothing(tmp_path: 
 
 def test_all_pairs_of_several_values_are_crossed(tmp_path: Path) -> None:
     nodes = [
-        node("SparseCross", ["a", "b"], ["places", "buckets", "shape"], N=0, hashed_output=1, num_buckets=5,
-             hash_key=KEY),
+        node(
+            "SparseCross", ["a", "b"], ["places", "buckets", "shape"], N=0, hashed_output=1, num_buckets=5, hash_key=KEY
+        ),
         node("Gather", ["cities", "buckets"], "pairs"),
         node("Reshape", ["pairs", "by row"], "rows"),
         node("ReduceSum", ["rows", "one"], "y", keepdims=0),
-    ]  # fmt: skip
+    ]
     ids = np.array([[1, -1], [0, 0], [2**40, 3], [-(2**63), 2**63 - 1]])
     want = np.stack(
         [rows_of([list(p) for p in product(a, b)]).sum(0) for a, b in zip(TEXTS, ids.tolist(), strict=True)]
