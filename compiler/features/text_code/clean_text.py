@@ -46,12 +46,12 @@ def emit_stripped(text: Any, begin: Expr, size: Expr) -> tuple[Expr, Expr]:
     T.buffer_store(span, in_register(begin + size), [1])
     with T.While(T.And(span[0] < span[1], _is_white(text, T.min(span[0], begin + size - 1)))):
         T.buffer_store(span, span[0] + 1, [0])
-    with T.While(T.And(span[0] < span[1], _is_white(text, T.max(span[1] - 1, begin)))):
+    with T.While(T.And(span[0] < span[1], _is_white(text, span[1] - 1))):
         T.buffer_store(span, span[1] - 1, [1])
     return in_register(span[0]), in_register(span[1] - span[0])
 
 
 def _is_white(text: Any, place: Expr) -> Expr:
-    """Whether a byte is white space; of an empty text no byte is read but the first of the buffer."""
+    """Whether a byte is white space. Of an empty text it is the one before: conditions read both of their sides."""
     byte = T.cast(text[T.max(place, 0)], "int32")
     return T.Or(byte == 32, T.And(byte >= 9, byte <= 13))
