@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from veltair.compiler.features.feature_description import (
     Feature,
     FeatureColumn,
     FeatureDescription,
+    feature_of,
 )
 from veltair.compiler.features.feature_tables import FeatureTable, resolve_in_folder
 from veltair.errors import ModelError
@@ -77,7 +79,11 @@ def parse_description(raw: dict[str, Any], path: Path) -> FeatureDescription:
         if column.table is not None and column.table not in by_name:
             raise ModelError(f"{path}: column {column.name!r}: table: there is no table {column.table!r}")
         where = f"{path}: column {column.name!r} (feature {column.feature!r})"
-        _check_column(column, known[column.feature], by_name.get(column.table or ""), where)
+        _check_cross(column, known, where)
+        read_as = feature_of(column, features)
+        if column.cross_parts:  # whatever its parts are, it hashes values like any other
+            read_as = msgspec.structs.replace(read_as, kind="int")
+        _check_column(column, read_as, by_name.get(column.table or ""), where)
         _check_parts(column, known, where)
     defined = {c.name for c in read}
     joined_names = {name for joined in inputs for name in joined.columns}
@@ -95,6 +101,7 @@ def parse_description(raw: dict[str, Any], path: Path) -> FeatureDescription:
     return FeatureDescription(features=features, tables=tables, columns=read, inputs=inputs, path=path)
 
 
+MOST_COMBINATIONS = 4096  # of the values of a row that are crossed
 Entry = TypeVar("Entry", Feature, FeatureTable, FeatureColumn, ColumnInput)
 
 
@@ -159,12 +166,19 @@ def _check_column(column: FeatureColumn, feature: Feature, table: FeatureTable |
         raise ModelError(f"{where}: table: {step} reads none")
     if column.is_keyed and not (column.hash or column.oov):
         raise ModelError(f"{where}: strong_key, remainder: only hash and oov have buckets")
-    if column.is_keyed and (column.cross or (column.remainder and column.strong_key is not None)):
+    if column.is_keyed and (column.cross_parts or (column.remainder and column.strong_key is not None)):
         raise ModelError(f"{where}: expected one of cross, strong_key and remainder")
     if column.remainder and feature.kind != "int":
         raise ModelError(f"{where}: remainder: expected an int feature, got {feature.kind}")
-    if column.cross and step is not ColumnStep.HASH:
-        raise ModelError(f"{where}: cross: expected hash, the number of buckets")
+    if (column.case or column.strip) and (
+        not feature.is_text
+        or step not in (ColumnStep.HASH, ColumnStep.VOCABULARY)
+        or column.parts
+        or column.cross_parts
+    ):
+        raise ModelError(f"{where}: case, strip: expected hash or vocabulary of one text, neither joined nor crossed")
+    if column.cross_parts and step is not ColumnStep.HASH:
+        raise ModelError(f"{where}: {'cross' if column.cross else 'crossed'}: expected hash, the number of buckets")
     if column.guards and step not in INDEX_STEPS:
         raise ModelError(f"{where}: guards: only an index has them")
     if column.empty_row is not None and table is None:
@@ -180,13 +194,7 @@ def _check_column(column: FeatureColumn, feature: Feature, table: FeatureTable |
     if step is ColumnStep.BOUNDARIES:
         _check_boundaries(column, feature, where)
     if step is ColumnStep.VOCABULARY:
-        assert column.vocabulary is not None
-        keys, wanted = column.vocabulary, int if feature.kind == "int" else str
-        if not keys or not all(type(key) is wanted for key in keys):
-            raise ModelError(f"{where}: vocabulary: expected a list of {'integers' if wanted is int else 'strings'}")
-        _check_unique([str(key) for key in keys], "vocabulary", Path(where))
-        if len(keys) + column.oov >= 1 << 31:
-            raise ModelError(f"{where}: oov: beyond 31 bits")
+        _check_keys(column.vocabulary or (), column.oov, feature, where)
     _check_combiner(column, feature, where)
     for place, guard in enumerate(column.guards):
         if (guard.replace is None) == (guard.remove is None):
@@ -216,9 +224,6 @@ def _check_combiner(column: FeatureColumn, feature: Feature, where: str) -> None
 
 def _check_parts(column: FeatureColumn, features: Mapping[str, Feature], where: str) -> None:
     own = features[column.feature]
-    for name in (column.feature, *column.cross) if column.cross else ():
-        if name not in features or features[name].kind not in ("int", "string") or features[name].width > 1:
-            raise ModelError(f"{where}: cross: expected int or string features with one value a row, got {name!r}")
     if column.parts and (column.step is not ColumnStep.VOCABULARY or column.oov or not own.is_text):
         raise ModelError(f"{where}: parts: only text with a vocabulary, and no oov buckets, has parts")
     for place, part in enumerate(column.parts):
@@ -237,11 +242,54 @@ def _check_parts(column: FeatureColumn, features: Mapping[str, Feature], where: 
         raise ModelError(f"{where}: parts: none is of the feature {column.feature!r}")
 
 
-def _check_boundaries(column: FeatureColumn, feature: Feature, where: str) -> None:
-    edges = column.boundaries or ()
+def _check_cross(column: FeatureColumn, features: Mapping[str, Feature], where: str) -> None:
+    parts, key = column.cross_parts, "cross" if column.cross else "crossed"
+    if column.cross and column.crossed:
+        raise ModelError(f"{where}: expected one of cross and crossed")
+    if column.crossed and (len(parts) < 2 or parts[0].feature != column.feature):
+        raise ModelError(f"{where}: crossed: expected two parts at least, the first of the feature {column.feature!r}")
+    for place, part in enumerate(parts):
+        kind = features[part.feature].kind if part.feature in features else None
+        name = f"{where}: {key}[{place}]" if column.crossed else f"{where}: cross"
+        allowed = ("float",) if part.boundaries is not None else ("int", "string")
+        if kind not in allowed:
+            expected = "a float feature" if part.boundaries is not None else "int or string features"
+            raise ModelError(f"{name}: expected {expected}, got {part.feature!r}")
+        if part.boundaries is not None and (part.vocabulary is not None or part.oov):
+            raise ModelError(f"{name}: expected one of boundaries and vocabulary")
+        if part.boundaries is not None:
+            _check_edges(part.boundaries, name)
+        if part.vocabulary is not None:
+            _check_keys(part.vocabulary, part.oov, features[part.feature], name)
+        elif part.oov:
+            raise ModelError(f"{name}: oov: only a vocabulary has such buckets")
+        if part.values and (not part.gives_numbers or len(part.values) != part.places):
+            expected = f"{part.places} of them" if part.gives_numbers else "boundaries or a vocabulary"
+            raise ModelError(f"{name}: values: expected {expected}, got {len(part.values)}")
+        if any(value is not False and not -(1 << 62) < value < 1 << 63 for value in part.values):
+            raise ModelError(f"{name}: values: beyond 62 bits")
+    if parts and prod(features[part.feature].width for part in parts) > MOST_COMBINATIONS:
+        raise ModelError(f"{where}: {key}: a row has more than {MOST_COMBINATIONS} combinations of values")
+
+
+def _check_edges(edges: tuple[float, ...], where: str) -> None:
     rounded = np.array(edges, np.float32)
     if not edges or np.isnan(rounded).any() or (rounded[1:] <= rounded[:-1]).any():
         raise ModelError(f"{where}: boundaries: expected float32 numbers that rise")
+
+
+def _check_keys(keys: tuple[str | int, ...], oov: int, feature: Feature, where: str) -> None:
+    wanted = int if feature.kind == "int" else str
+    if not keys or not all(type(key) is wanted for key in keys):
+        raise ModelError(f"{where}: vocabulary: expected a list of {'integers' if wanted is int else 'strings'}")
+    _check_unique([str(key) for key in keys], "vocabulary", Path(where))
+    if len(keys) + oov >= 1 << 31:
+        raise ModelError(f"{where}: oov: beyond 31 bits")
+
+
+def _check_boundaries(column: FeatureColumn, feature: Feature, where: str) -> None:
+    edges = column.boundaries or ()
+    _check_edges(edges, where)
     if feature.width > 1:
         raise ModelError(f"{where}: boundaries: expected a feature of one value a row, got width {feature.width}")
     if not -1 <= column.default <= len(edges):

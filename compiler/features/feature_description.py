@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from math import prod
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -109,6 +110,37 @@ class TextPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     unicode: bool = False  # so do the letters that become ASCII ones: the kelvin sign, İ; ı, ſ
 
 
+class CrossPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of a cross: the values of a feature, or whole numbers that stand for them.
+
+    >>> CrossPart(feature="age", boundaries=(18, 65)).gives_numbers
+    True
+    """
+
+    feature: Name
+    boundaries: tuple[float, ...] | None = None  # of a float feature: the interval, NaN in the last
+    vocabulary: tuple[str | int, ...] | None = None  # of an int or string feature: the place, else behind all keys
+    oov: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0  # the buckets of unknown keys, behind the vocabulary
+    values: tuple[int | Literal[False], ...] = ()  # what stands for each place; False: no value. Default: the place
+
+    @property
+    def gives_numbers(self) -> bool:
+        """Whether numbers of `boundaries` or `vocabulary` are crossed, and not the feature's own values."""
+        return self.boundaries is not None or self.vocabulary is not None
+
+    @property
+    def places(self) -> int:
+        """How many places there are, of interval or key."""
+        if self.boundaries is not None:
+            return len(self.boundaries) + 1
+        return len(self.vocabulary or ()) + max(self.oov, 1)
+
+    @property
+    def numbers(self) -> tuple[int | Literal[False], ...]:
+        """What stands for each place."""
+        return self.values or tuple(range(self.places))
+
+
 class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One feature's way to its numbers: a step to an index, guards, and the rows of a table combined.
 
@@ -120,6 +152,7 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     name: str = ""  # default: the feature's
     hash: Count | None = None  # buckets
     cross: tuple[Name, ...] = ()  # hash: other features, whose values are hashed together with the feature's
+    crossed: tuple[CrossPart, ...] = ()  # hash: all parts of a cross in their order, instead of `cross`
     strong_key: tuple[KeyWord, KeyWord] | None = None  # hash, oov: by SipHash with this key
     remainder: bool = False  # hash, oov of an int feature: the remainder of the value itself
     cross_key: KeyWord = CROSS_KEY
@@ -127,6 +160,8 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     vocabulary: tuple[str | int, ...] | None = None
     vocabulary_file: str | None = None  # one key on each line
     oov: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0  # buckets for unknown keys, behind the vocabulary
+    case: Literal["lower", "upper"] | None = None  # hash, vocabulary of text: ASCII letters change to this case before
+    strip: bool = False  # hash, vocabulary of text: without the ASCII white space around it
     parts: tuple[TextPart, ...] = ()  # vocabulary: the texts whose concatenation is the key; default: the feature's
     identity: Count | None = None  # ids below this
     number: Literal[True] | None = None
@@ -146,6 +181,12 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return next((step for step in STEPS if getattr(self, step) is not None), ColumnStep.COPY)
 
     @property
+    def cross_parts(self) -> tuple[CrossPart, ...]:
+        """What is hashed together; () for a column that is no cross."""
+        names = (self.feature, *self.cross) if self.cross else ()
+        return self.crossed or tuple(CrossPart(feature=name) for name in names)
+
+    @property
     def is_keyed(self) -> bool:
         """Whether values are hashed by something else than their fingerprints."""
         return self.remainder or self.strong_key is not None
@@ -163,7 +204,17 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def features_read(column: FeatureColumn) -> tuple[str, ...]:
     """Names of the features that a column reads, its own first."""
-    return (column.feature, *(part.feature for part in column.parts if part.feature is not None), *column.cross)
+    joined = (part.feature for part in column.parts if part.feature is not None)
+    return (column.feature, *joined, *(part.feature for part in column.cross_parts))
+
+
+def feature_of(column: FeatureColumn, features: Iterable[Feature]) -> Feature:
+    """The feature whose values a column reads; of a cross as wide as the parts have combinations of values."""
+    by_name = {feature.name: feature for feature in features}
+    own = by_name[column.feature]
+    if not column.cross_parts:
+        return own
+    return msgspec.structs.replace(own, width=prod(by_name[part.feature].width for part in column.cross_parts))
 
 
 class ColumnInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -196,7 +247,8 @@ class FeatureDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     path: Path = Path("features.toml")
 
     def feature_of(self, column: FeatureColumn) -> Feature:
-        return next(f for f in self.features if f.name == column.feature)
+        """The feature whose values a column reads; see the function of that name."""
+        return feature_of(column, self.features)
 
     def features_read_by(self, names: Iterable[str] | None = None) -> set[str]:
         """Names of the features that these columns, by default all, read."""

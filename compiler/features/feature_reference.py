@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from math import sqrt
 from typing import Any
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from veltair.compiler.embedding.row_storage import decode_rows
 from veltair.compiler.features.feature_description import (
     ColumnStep,
+    CrossPart,
     Feature,
     FeatureColumn,
     FeatureDescription,
@@ -26,7 +27,7 @@ from veltair.compiler.features.feature_description import (
 from veltair.compiler.features.feature_layout import FeatureLayout, buffer_of, buffers_of
 from veltair.compiler.features.feature_tables import load_rows
 from veltair.compiler.features.fingerprint import crossed_fingerprint
-from veltair.compiler.features.hashed_values import bucket_of
+from veltair.compiler.features.hashed_values import bucket_of, clean_text
 from veltair.compiler.features.kernel.columns_parameters import ColumnsParameters
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.profiles.artifact.strings import Strings
@@ -113,11 +114,14 @@ def _compute_column(
     if column.step is ColumnStep.NUMBER:
         spelled = [[float(v) for v in present_values(feature, row) if NUMBER_PATTERN.fullmatch(v)] for row in raw]
         return np.array([[_combiner_scale(column, len(row)) * sum(row)] for row in spelled], np.float32).reshape(-1, 1)
-    if column.boundaries is not None:  # Bucketize: what is below no boundary, NaN as well, goes to the last bucket
+    if column.cross_parts:
+        buckets = [_cross(column, feature, values, row) for row in range(len(raw))]
+        found, place = [b for row in buckets for b in row], [at for at, row in enumerate(buckets) for _ in row]
+    elif column.boundaries is not None:  # Bucketize: what is below no boundary, NaN as well, goes to the last bucket
         edges = np.array(column.boundaries, np.float32)
         numbers = np.asarray(raw).reshape(-1).astype(np.float32)
-        buckets = np.searchsorted(edges, numbers, "right")
-        found = np.where(np.isnan(numbers) & (column.default >= 0), column.default, buckets).tolist()
+        intervals = np.searchsorted(edges, numbers, "right")
+        found = np.where(np.isnan(numbers) & (column.default >= 0), column.default, intervals).tolist()
         place = list(range(len(found)))
     else:
         present = [present_values(feature, value) for value in raw]
@@ -190,10 +194,9 @@ def _keep_order(
 
 
 def _join_parts(column: FeatureColumn, values: Mapping[str, Any], row: int, own: Any) -> Any:
-    """What leads to the index: the value itself, the concatenation of the parts' texts, or all values of a cross."""
-    if column.cross:
-        others = (values[name][row] for name in column.cross)
-        return (own, *(value if isinstance(value, bytes) else int(np.ravel(value)[0]) for value in others))
+    """What leads to the index: the value itself, or the concatenation of the parts' texts."""
+    if column.case or column.strip:
+        return clean_text(own, column.case, strip=column.strip)
     texts = []
     for part in column.parts:
         text = (part.text or "").encode() if part.feature is None else values[part.feature][row]
@@ -202,6 +205,39 @@ def _join_parts(column: FeatureColumn, values: Mapping[str, Any], row: int, own:
             text = text.replace(sign.encode(), twin) if part.unicode and part.case == name else text
         texts.append(text.lower() if part.case == "lower" else text.upper() if part.case == "upper" else text)
     return b"".join(texts) if column.parts else own
+
+
+def _cross(column: FeatureColumn, feature: Feature, values: Mapping[str, Any], row: int) -> list[int]:
+    """The buckets of all combinations of a row's values, REMOVED where one has none; the last part changes fastest."""
+    parts: list[list[Any]] = []
+    for part in column.cross_parts:
+        given = values[part.feature][row]
+        own = given if isinstance(given, list) else [given] if isinstance(given, bytes) else np.ravel(given).tolist()
+        parts.append([part_value(part, value) for value in own])
+    dropped = (
+        b"" if feature.is_text and feature.empty == "drop" else feature.missing if feature.kind == "int" else False
+    )
+    if dropped is not False and not column.cross_parts[0].gives_numbers:
+        parts[0] = [False if value == dropped else value for value in parts[0]]
+    return [
+        REMOVED
+        if any(value is False for value in members)
+        else crossed_fingerprint(column.cross_key, members) % (column.hash or 1)
+        for members in product(*parts)
+    ]
+
+
+def part_value(part: CrossPart, value: Any) -> Any:
+    """What is crossed for a value of a part's feature; False for none."""
+    if part.boundaries is not None:
+        edges = np.array(part.boundaries, np.float32)
+        return part.numbers[int(np.searchsorted(edges, np.float32(value), "right"))]
+    if part.vocabulary is None:
+        return value
+    words = {str(key).encode(): at for at, key in enumerate(part.vocabulary)}
+    text = value if isinstance(value, bytes) else str(value).encode()
+    unknown = len(words) + (bucket_of(value, part.oov) if part.oov else 0)
+    return part.numbers[words.get(text, unknown)]
 
 
 def _apply_guards(column: FeatureColumn, index: int) -> int:
@@ -216,8 +252,6 @@ def _map_to_index(column: FeatureColumn, words: Mapping[bytes, int], value: Any)
     """The index of a value. The default -1, as in TensorFlow, is in no table: guards see it, the lookup drops it."""
     if column.identity is not None:
         return int(value) if 0 <= value < column.identity else column.default
-    if column.cross:
-        return crossed_fingerprint(column.cross_key, value) % (column.hash or 1)
     text = value if isinstance(value, bytes) else str(value).encode()
     if column.hash is not None:
         return bucket_of(value, column.hash, column.strong_key, remainder=column.remainder)

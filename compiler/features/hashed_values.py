@@ -6,6 +6,16 @@ from veltair.compiler.features.fingerprint import fingerprint64
 from veltair.compiler.features.siphash import siphash
 
 
+def clean_text(text: bytes, case: str | None, *, strip: bool) -> bytes:
+    """A text in another letter case, of ASCII letters alone, and without the ASCII white space around it.
+
+    >>> clean_text(b" Rome ", "lower", strip=True)
+    b'rome'
+    """
+    stripped = text.strip() if strip else text
+    return stripped.lower() if case == "lower" else stripped.upper() if case == "upper" else stripped
+
+
 def bucket_of(
     value: bytes | int, buckets: int, strong_key: tuple[int, int] | None = None, *, remainder: bool = False
 ) -> int:

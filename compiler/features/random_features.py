@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.features.feature_description import (
-    INDEX_STEPS,
     ColumnStep,
     Feature,
     FeatureColumn,
@@ -35,7 +34,7 @@ def draw_features(description: FeatureDescription, batch: int, rng: np.random.Ge
     """Random values of all features by name, as `InputLayout.fill` takes them."""
     found: dict[str, RawValues] = {}
     for feature in FeatureLayout.from_description(description).features:
-        readers = [column for column in description.columns if feature.name in features_read(column)]
+        readers = [reader for column in description.columns for reader in _readers(column, feature.name)]
         if feature.is_text:
             found[feature.name] = _draw_texts(feature, readers, batch, rng)
         elif feature.kind == "int":
@@ -43,6 +42,17 @@ def draw_features(description: FeatureDescription, batch: int, rng: np.random.Ge
         else:
             found[feature.name] = _draw_floats(readers, (batch, feature.width), rng)
     return found
+
+
+def _readers(column: FeatureColumn, name: str) -> list[FeatureColumn]:
+    """The column, where it reads a feature; for a cross, columns that look up what its parts do."""
+    if not column.cross_parts:
+        return [column] if name in features_read(column) else []
+    return [
+        FeatureColumn(feature=name, boundaries=part.boundaries, vocabulary=part.vocabulary, hash=column.hash)
+        for part in column.cross_parts
+        if part.feature == name
+    ]
 
 
 def pack_features(description: FeatureDescription, raw: Mapping[str, RawValues], batch: int) -> dict[str, NDArray[Any]]:
@@ -64,7 +74,8 @@ def draw_buffers(
 def _draw_ints(
     feature: Feature, readers: Sequence[FeatureColumn], shape: tuple[int, ...], rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    column = next((c for c in readers if c.step in INDEX_STEPS and c.step is not ColumnStep.HASH), readers[0])
+    steps = (ColumnStep.BOUNDARIES, ColumnStep.VOCABULARY, ColumnStep.IDENTITY)
+    column = next((c for c in readers if any(getattr(c, step) is not None for step in steps)), readers[0])
     if column.identity is not None:
         values = rng.integers(0, column.identity, shape)
     elif column.vocabulary is not None:

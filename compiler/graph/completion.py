@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_graph import LayerGraph, Slice
 from veltair.compiler.graph.layer_spec import Activation, Halo
@@ -83,8 +85,15 @@ def _shared_halos(halos: Mapping[str, Halo], slices: Mapping[str, Slice]) -> dic
     return shared
 
 
+VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "Expand", "Transpose")
+INDEXED = ("Gather", "GatherElements", "ScatterElements", "GatherND", "ScatterND")
+
+
 def _input_port(name: str, view: ModelView) -> Port:
-    """An input; where it is the ids of a Gather, its values are bounded by the shortest table."""
+    """An input; where it is indices, its values are bounded by the shortest axis that they index.
+
+    Ids of a Gather are rows. Any other index may count from the end, as in ONNX.
+    """
     spec = view.values[name]
     if name in view.model.bounds:
         return Port(name, spec.dtype, spec.shape, *view.model.bounds[name])
@@ -93,5 +102,25 @@ def _input_port(name: str, view: ModelView) -> Port:
         for node in view.users_of(name)
         if node.op_type == "Gather" and node.input[1] == name
     ]
-    bounds = (0, min(rows) - 1) if rows and min(rows) > 0 else (None, None)
+    if rows:
+        bounds = (0, min(rows) - 1) if min(rows) > 0 else (None, None)
+    else:
+        extents = _indexed_extents(name, view) if np.dtype(spec.dtype).kind == "i" else []
+        bounds = (-min(extents), min(extents) - 1) if extents and min(extents) > 0 else (None, None)
     return Port(name, spec.dtype, spec.shape, *bounds)
+
+
+def _indexed_extents(name: str, view: ModelView) -> list[int]:
+    """The extents of the axes that a tensor's values are indices of, itself or behind views. An open one is below 0."""
+    found = list[int]()
+    for node in view.users_of(name):
+        read = [place for place, given in enumerate(node.input) if given == name]
+        if node.op_type in VIEWS and read == [0]:
+            found += _indexed_extents(node.output[0], view)
+        elif node.op_type in INDEXED and read == [1]:
+            shape, indices = view.shape_of(node.input[0]), view.shape_of(name)
+            several = node.op_type in ("GatherND", "ScatterND")
+            if several and (indices[-1] != 1 or attribute(node, "batch_dims", 0)):
+                continue
+            found.append(shape[0 if several else attribute(node, "axis", 0)])
+    return found

@@ -2,10 +2,11 @@
 
     python tensorflow_conversion.py --saved-model FOLDER --output MODEL.onnx …
 
-Options are tf2onnx's. Four of its conversions are replaced: tables of whole numbers or to real ones, which it
+Options are tf2onnx's. Five of its conversions are replaced: tables of whole numbers or to real ones, which it
 refuses, become label encoders; one-hots of negative indices are zeros, as TensorFlow has them, where ONNX counts from
-the end; a sparse tensor may have no value; and the remainder of whole numbers has the divisor's sign. So is what it
-assumes of shapes: operands of a selection may differ in theirs, and a look-up in a table has that of its keys.
+the end; a sparse tensor may have no value; the remainder of whole numbers has the divisor's sign; and changes of the
+letter case stay as they are. So is what it assumes of shapes: operands of a selection may differ in theirs, and a
+look-up in a table has that of its keys.
 """
 
 from __future__ import annotations
@@ -115,6 +116,15 @@ class SparseReshapeOfAny:
     @classmethod
     def version_13(cls, ctx: Any, node: Any, **more: Any) -> None:
         SparseReshape.any_version(13, WithoutMatMul(ctx), node, **more)
+
+
+@tf_op(["StringLower", "StringUpper"])
+class LetterCase:
+    """Texts in another letter case stay TensorFlow's operator: ONNX's changes letters beyond ASCII, too."""
+
+    @classmethod
+    def version_10(cls, ctx: Any, node: Any, **more: Any) -> None:
+        pass
 
 
 @tf_op("FloorMod")

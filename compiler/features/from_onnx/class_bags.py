@@ -52,12 +52,14 @@ class ClassBag:
         guards = (IndexGuard(remove=(self.absent, count)),) if self.absent else ()
         empty = count if most else None
         if not classes.keys:
-            return msgspec.structs.replace(classes.column(name, table), combiner=self.combiner)
+            return msgspec.structs.replace(classes.column(name, table), combiner=self.combiner, empty_row=empty)
         return FeatureColumn(
             feature=classes.feature,
             name=name,
             vocabulary=classes.keys,
             oov=classes.buckets,
+            case=classes.case,
+            strip=classes.strip,
             strong_key=classes.strong_key,
             remainder=classes.remainder,
             default=-1 if classes.buckets or self.drops_others else len(classes.keys),
@@ -74,8 +76,11 @@ def find_bag(classes: ValueClasses, compute: Compute, rng: np.random.Generator) 
     if whole is None:
         return None
     counts, combiner = _which_count(classes, compute, whole)
-    if counts is None or (classes.buckets and not counts[len(classes.keys) :].all()):
+    unknown = counts[len(classes.keys) : classes.count - classes.may_be_absent] if counts is not None else ()
+    if counts is None or (classes.buckets and not np.all(unknown)):
         return None
+    if classes.may_be_absent and counts[-1]:
+        return None  # the kernel passes over what is absent
     factor = {"mean": 1.0, "sum": 1 / classes.width, "sqrtn": classes.width**-0.5}[combiner]
     rows = whole * factor
     empty = np.zeros(rows.shape[1])

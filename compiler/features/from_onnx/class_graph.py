@@ -6,7 +6,7 @@ classes as they moved texts. So no operator on text is left, and nothing about t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW, read_boundaries
-from veltair.compiler.features.from_onnx.crosses import take_crosses
+from veltair.compiler.features.from_onnx.crosses import CROSS, CrossReader
 from veltair.compiler.features.from_onnx.hash_buckets import Hashing, find_hashing
+from veltair.compiler.features.from_onnx.key_sources import read_cleaning
 from veltair.compiler.features.from_onnx.label_encoders import ENCODERS, KeyEncoding, read_encoding
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
-from veltair.compiler.features.from_onnx.value_classes import ValueClasses
+from veltair.compiler.features.from_onnx.safety_steps import nodes_needed
+from veltair.compiler.features.from_onnx.value_classes import FeatureUse, ValueClasses
 from veltair.compiler.onnx.node_attributes import attribute
 
 MOVES = (
@@ -36,24 +38,6 @@ KINDS: dict[int, Literal["int", "float", "string"]] = {
 }
 
 
-@dataclass(slots=True)
-class _FeatureUse:
-    """What a graph does with a feature."""
-
-    kind: Literal["int", "float", "string"]
-    width: int
-    values: set[str] = field(default_factory=set)  # tensors of the feature's values
-    readers: set[str] = field(default_factory=set)  # names of the nodes that read one
-    keys: dict[str | int, None] = field(default_factory=dict)
-    buckets: set[Hashing] = field(default_factory=set)
-    edges: set[float] = field(default_factory=set)
-    refused: str = ""  # why the feature stays as it is
-
-    @property
-    def is_classed(self) -> bool:
-        return not self.refused and bool(self.edges) != bool(self.keys or self.buckets)
-
-
 class ClassGraph:
     """Rewrites one graph, in place: `inputs` are those that stand for features, by name.
 
@@ -64,26 +48,34 @@ class ClassGraph:
 
     def __init__(self, proto: onnx.ModelProto, path: Path) -> None:
         self._proto, self._path = proto, path
-        self.inputs: dict[str, ValueClasses] = take_crosses(proto, OnnxGraphIndex(proto, path))
+        self.inputs: dict[str, ValueClasses] = {}
         self._graph = OnnxGraphIndex(proto, path)
+        self._crosses = any(node.op_type == CROSS for node in self._graph.nodes)
         self.refused: list[str] = []  # why features of text stay as they are
 
     def rewrite(self) -> dict[str, ValueClasses]:
         """Puts classes in the place of each feature that can be. Returns the new inputs (batch, width), int64."""
         taken = self._graph.weights.keys() | self.inputs.keys()
-        uses = {name: self._uses(name) for name in self._graph.inputs if name not in taken}
-        self.refused = [use.refused for use in uses.values() if use.refused and use.kind == "string"]
+        features = {name: self._uses(name) for name in self._graph.inputs if name not in taken}
+        self.refused = [use.refused for use in features.values() if use.refused and use.kind == "string"]
+        uses = {tensor: use for feature in features.values() for tensor, use in feature.every().items()}
         chosen = {name: use for name, use in uses.items() if use.is_classed}
+        crossed = {value: name for name, use in features.items() if not use.refused for value in use.values}
+        shapes = {name: (use.kind, use.width) for name, use in features.items()}
         readers = {reader: name for name, use in chosen.items() for reader in use.readers}
         nodes: list[onnx.NodeProto] = []
         for node in self._graph.nodes:
-            if node.name in readers:
+            if node.name in readers and node.op_type != CROSS:
                 nodes += self._replaced(node, readers[node.name], chosen[readers[node.name]])
             else:
                 nodes.append(node)
-        kept = [value for value in self._proto.graph.input if value.name not in chosen]
+        nodes, numbers = self._numbers(nodes, chosen)
+        gone = {use.feature for use in chosen.values()}
+        if any(use.cleaned for use in features.values()):
+            nodes = nodes_needed(nodes, {output.name for output in self._proto.graph.output})
+        kept = [*(value for value in self._proto.graph.input if value.name not in gone), *numbers]
         for name, use in chosen.items():
-            dims = self._graph.inputs[name].type.tensor_type.shape.dim
+            dims = self._graph.inputs[use.feature].type.tensor_type.shape.dim
             for tensor, classes in self._classes(name, use):
                 self.inputs[tensor] = classes
                 shape = [dims[0].dim_param or "batch", *(dim.dim_value for dim in dims[1:])]
@@ -92,40 +84,85 @@ class ClassGraph:
             held = getattr(self._proto.graph, part)
             del held[:]
             held.extend(values)
+        crosses = CrossReader(self._proto, OnnxGraphIndex(self._proto, self._path), self.inputs, crossed, shapes)
+        crosses.refused = {name: use.refused for name, use in features.items() if use.refused}
+        self.inputs |= crosses.take()
+        left = {value.name for value in self._proto.graph.input}  # crosses may have taken all that reads one
+        self.inputs = {name: classes for name, classes in self.inputs.items() if name in left}
         return self.inputs
 
-    def _uses(self, name: str) -> _FeatureUse:
+    def _numbers(
+        self, nodes: list[onnx.NodeProto], chosen: Mapping[str, FeatureUse]
+    ) -> tuple[list[onnx.NodeProto], list[onnx.ValueInfoProto]]:
+        """Inputs for numbers that have classes and are reckoned with, too: nodes that read them, and the inputs."""
+        renamed = {name: f"{name}/number" for name, use in chosen.items() if use.is_number}
+        found, left = [], list[onnx.NodeProto]()
+        for name, tensor in renamed.items():
+            value = onnx.ValueInfoProto()
+            value.CopyFrom(self._graph.inputs[name])
+            value.name, self.inputs[tensor] = tensor, ValueClasses(name, "float")
+            found.append(value)
+        for node in nodes:
+            if not renamed.keys().isdisjoint(node.input):
+                copy = onnx.NodeProto()
+                copy.CopyFrom(node)
+                copy.input[:] = [renamed.get(given, given) for given in node.input]
+                left.append(copy)
+            else:
+                left.append(node)
+        return left, found
+
+    def _uses(self, name: str) -> FeatureUse:
         """Follows a feature's values to whatever reads them."""
         dims = self._graph.inputs[name].type.tensor_type.shape.dim
         kind = KINDS.get(self._graph.type_of(name))
-        use = _FeatureUse(kind or "int", dims[1].dim_value if len(dims) > 1 else 1, {name})
+        use = FeatureUse(name, name, kind or "int", dims[1].dim_value if len(dims) > 1 else 1, {name})
         wide = use.width > 1 and use.kind == "float"
         if kind is None or not 1 <= len(dims) <= 2 or dims[0].HasField("dim_value") or use.width < 1 or wide:
             expected = "[batch] or [batch, 1]" if wide else "[batch] or [batch, values], with a symbolic batch"
             shape = [dim.dim_param or dim.dim_value for dim in dims]
             use.refused = f"input {name!r} has shape {shape}; expected {expected}"
             return use
-        left = [name]
+        self._follow(use)
+        for other in use.every().values():
+            use.refused = use.refused or other.refused
+        for other in use.every().values():
+            other.refused = use.refused
+        return use
+
+    def _follow(self, use: FeatureUse) -> None:
+        """Looks at all that reads the values of `use`."""
+        name, left = use.feature, list(use.values)
         while left and not use.refused:
             value = left.pop()
             if self._graph.is_output(value):
                 use.refused = f"input {name!r} is an output, too"
             for node in self._graph.users(value):
-                use.readers.add(node.name)
-                if self._moves(node, value) or self._is_text_of(node, use):
+                if node.op_type == CROSS and value in node.input[3 * int(attribute(node, "N", 0)) :]:
+                    continue  # it takes the values as they are
+                if use.kind == "string" and (clean := read_cleaning(node)) is not None:
+                    other = FeatureUse(name, node.output[0], use.kind, use.width, {node.output[0]})
+                    other.case, other.strip = clean.case or use.case, clean.strips or use.strip
+                    use.cleaned.append(other)
+                    self._follow(other)
+                elif self._moves(node, value) or self._is_text_of(node, use):
+                    use.readers.add(node.name)
                     if node.output[0] not in use.values:
                         use.values.add(node.output[0])
                         left.append(node.output[0])
-                elif not self._picks(node, value, use):
+                elif self._picks(node, value, use):
+                    use.readers.add(node.name)
+                elif self._crosses and use.kind == "float":
+                    use.is_number = True
+                else:
                     use.refused = f"node {node.name!r}: operator {node.op_type} reads the values of input {name!r}"
-        return use
 
     @staticmethod
     def _moves(node: onnx.NodeProto, value: str) -> bool:
         return node.op_type in MOVES and node.input[0] == value and value not in node.input[1:]
 
     @staticmethod
-    def _is_text_of(node: onnx.NodeProto, use: _FeatureUse) -> bool:
+    def _is_text_of(node: onnx.NodeProto, use: FeatureUse) -> bool:
         """A cast that changes no value: to more bits, or to the text that is hashed."""
         return (
             node.op_type == "Cast"
@@ -133,7 +170,7 @@ class ClassGraph:
             and attribute(node, "to", 0) in (TensorProto.INT64, TensorProto.STRING)
         )
 
-    def _picks(self, node: onnx.NodeProto, value: str, use: _FeatureUse) -> bool:
+    def _picks(self, node: onnx.NodeProto, value: str, use: FeatureUse) -> bool:
         """Whether a node makes a number of each value by its class; notes what tells classes apart."""
         if node.op_type == "Shape":
             return True
@@ -155,7 +192,7 @@ class ClassGraph:
             return True
         return False
 
-    def _compared(self, node: onnx.NodeProto, value: str, use: _FeatureUse) -> str | int | None:
+    def _compared(self, node: onnx.NodeProto, value: str, use: FeatureUse) -> str | int | None:
         """The constant that a node compares a value with."""
         other = next((given for given in node.input if given != value), "")
         if use.kind == "string":
@@ -163,19 +200,21 @@ class ClassGraph:
         number = self._graph.constant(other)
         return int(number.item()) if number is not None and number.size == 1 and number.dtype.kind in "iu" else None
 
-    def _classes(self, name: str, use: _FeatureUse) -> list[tuple[str, ValueClasses]]:
+    def _classes(self, name: str, use: FeatureUse) -> list[tuple[str, ValueClasses]]:
         """The inputs that stand for a feature: one for each number of buckets that its values are hashed to."""
         edges = tuple(sorted(use.edges))
         return [
             (
                 f"{name}/classes{place or ''}",
                 ValueClasses(
-                    name,
+                    use.feature,
                     use.kind,
                     tuple(use.keys),
                     how.buckets,
                     edges,
                     use.width,
+                    case=use.case,
+                    strip=use.strip,
                     strong_key=how.strong_key,
                     remainder=how.remainder,
                 ),
@@ -183,7 +222,7 @@ class ClassGraph:
             for place, how in enumerate(sorted(use.buckets, key=repr) or [Hashing(0)])
         ]
 
-    def _replaced(self, node: onnx.NodeProto, name: str, use: _FeatureUse) -> list[onnx.NodeProto]:
+    def _replaced(self, node: onnx.NodeProto, name: str, use: FeatureUse) -> list[onnx.NodeProto]:
         """What stands for a node that reads a feature's values: the same on classes, for each number of buckets."""
         inputs = self._classes(name, use)
         found = []
@@ -211,15 +250,15 @@ class ClassGraph:
             elif node.op_type in EQUAL:
                 copy = self._equal(node, copy, classes, use)
             found.append(copy)
-        return found
+        return [node, *found] if moved and use.is_number else found
 
     @staticmethod
-    def _behind(given: str, suffix: str, use: _FeatureUse) -> str:
+    def _behind(given: str, suffix: str, use: FeatureUse) -> str:
         """The tensor of classes that stands for a tensor of values."""
         return f"{given}{suffix}" if given in use.values else given
 
     def _equal(
-        self, node: onnx.NodeProto, copy: onnx.NodeProto, classes: ValueClasses, use: _FeatureUse
+        self, node: onnx.NodeProto, copy: onnx.NodeProto, classes: ValueClasses, use: FeatureUse
     ) -> onnx.NodeProto:
         value = next(given for given in node.input if given in use.values)
         key = self._compared(node, value, use)

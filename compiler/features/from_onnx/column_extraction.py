@@ -18,7 +18,7 @@ from veltair.compiler.features.from_onnx.class_columns import ClassColumns
 from veltair.compiler.features.from_onnx.class_graph import ClassGraph
 from veltair.compiler.features.from_onnx.column_reader import WAYS, ColumnReader, is_textual
 from veltair.compiler.features.from_onnx.graph_rewriter import ColumnTensor, GraphRewriter
-from veltair.compiler.features.from_onnx.hash_buckets import is_hash
+from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB, is_hash
 from veltair.compiler.features.from_onnx.id_operators import NUMERIC
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
 from veltair.compiler.features.from_onnx.safety_steps import drop_proved_steps
@@ -66,7 +66,8 @@ def extract_columns(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | No
         classes = rewriting.rewrite()
         counted = count_boundaries(proto, path)
         if not classes and not counted:
-            if rewriting.refused and not any(node.op_type in WRITTEN for node in nodes):
+            written = any(node.op_type in WRITTEN and node.domain != CONTRIB for node in nodes)
+            if rewriting.refused and not written:
                 raise ModelError(f"{path}: {rewriting.refused[0]}; {WAYS}") from None
             raise
     return _extract(proto, path, classes)
@@ -76,7 +77,8 @@ def _extract(proto: onnx.ModelProto, path: Path, classes: Mapping[str, ValueClas
     """`classes`: those of inputs that stand for features already, by input."""
     graph, reader = OnnxGraphIndex(proto, path), ColumnReader(proto, path)
     reader.read()
-    found = ClassColumns(graph, classes).find([output.name for output in proto.graph.output])
+    classed = {name: own for name, own in classes.items() if not own.is_number}
+    found = ClassColumns(graph, classed).find([output.name for output in proto.graph.output])
     for column in found:
         reader.add_classes(column.tensor, column, graph.producer[column.tensor])
     if not reader.columns and not classes:

@@ -22,14 +22,23 @@ from veltair.compiler.features.from_onnx.class_columns import ClassColumn
 from veltair.compiler.features.from_onnx.hash_buckets import HASHES, MOST_BUCKETS, find_hashed, is_hash, read_buckets
 from veltair.compiler.features.from_onnx.id_operators import NUMERIC, apply_operators, find_encoder
 from veltair.compiler.features.from_onnx.identify_columns import LOOKUPS, gathered_tables, identify_columns
-from veltair.compiler.features.from_onnx.key_sources import KeySource, find_key_source
+from veltair.compiler.features.from_onnx.key_sources import CASES, KeySource, find_key_source
 from veltair.compiler.features.from_onnx.label_encoders import ENCODERS, KeyEncoding, encodes_features, read_encoding
 from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
 from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.errors import ModelError
 
-TEXTUAL = (*ENCODERS, *HASHES, "StringSplit", "StringNormalizer", "StringConcat", "RegexFullMatch")
+TEXTUAL = (
+    *ENCODERS,
+    *HASHES,
+    "StringSplit",
+    "StringNormalizer",
+    "StringConcat",
+    "RegexFullMatch",
+    *CASES,
+    "StringStrip",
+)
 MOST_TEXT_BYTES = 1 << 24  # of a row
 WAYS = (
     "text goes through StringConcat, StringNormalizer, StringSplit, LabelEncoder, CategoryMapper or "
@@ -190,8 +199,10 @@ class ColumnReader:
     def add_classes(self, out: str, found: ValueClasses | ClassColumn, origin: onnx.NodeProto | None = None) -> None:
         """A column that gives the classes of a feature's values, or the rows of classes."""
         classes = found if isinstance(found, ValueClasses) else found.classes
-        read = [self._know_feature(classes.feature, classes.kind, width=classes.width)]
-        read += [self._know_feature(name, "int" if kind == "int" else "string") for name, kind in classes.others]
+        if classes.crossed:
+            read = [self._know_feature(part.feature, part.kind, width=part.width) for part in classes.crossed]
+        else:
+            read = [self._know_feature(classes.feature, classes.kind, width=classes.width)]
         if not all(read):
             names = ", ".join(map(repr, classes.features))
             raise ModelError(f"{self.graph.path}: input {names} is read whole and split")

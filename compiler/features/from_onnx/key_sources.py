@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import onnx
@@ -14,6 +14,7 @@ from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGrap
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.errors import ModelError
 
+CASES: dict[str, Literal["lower", "upper"]] = {"StringLower": "lower", "StringUpper": "upper"}  # TensorFlow's operators
 ASCII_LOCALES, UNICODE_LOCALES = ("C", "POSIX"), ("en_US", "en_US.UTF-8", "C.UTF-8")
 
 
@@ -97,6 +98,32 @@ def _find_parts(name: str, user: onnx.NodeProto, part: TextPart, graph: OnnxGrap
     if graph.rows(name) is None:
         raise ModelError(f"{graph.path}: input {name!r}: expected one value a row and a symbolic batch")
     return (msgspec.structs.replace(part, feature=name),)
+
+
+class Cleaning(NamedTuple):
+    """What a node does to a text: its ASCII letters in one case, or no white space around it.
+
+    >>> Cleaning("lower").strips
+    False
+    """
+
+    case: Literal["lower", "upper"] | None = None
+    strips: bool = False
+
+
+def read_cleaning(node: onnx.NodeProto) -> Cleaning | None:
+    """What a node does to texts; None for any other node, and where letters beyond ASCII would change."""
+    if node.op_type == "StringStrip":
+        return Cleaning(strips=True)
+    if node.op_type in CASES:
+        return Cleaning(CASES[node.op_type]) if not attribute(node, "encoding", b"") else None
+    if node.op_type != "StringNormalizer" or attribute(node, "stopwords", []):
+        return None
+    action = attribute(node, "case_change_action", b"NONE")
+    if action == b"NONE":
+        return Cleaning()
+    ascii_only = attribute(node, "locale", b"").decode("utf-8", "replace") in ASCII_LOCALES
+    return Cleaning("lower" if action == b"LOWER" else "upper") if ascii_only else None
 
 
 def _read_case(node: onnx.NodeProto, graph: OnnxGraphIndex) -> TextPart:

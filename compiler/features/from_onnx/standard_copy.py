@@ -83,9 +83,11 @@ class ClassedValues:
     def feature(self) -> str:
         return self.classes.feature
 
-    def values_in(self, raw: Mapping[str, Any]) -> NDArray[np.int64]:
-        """The classes, from the values of all features."""
-        return self.classes.of_cross(raw) if self.classes.others else self.classes.of(raw[self.feature])
+    def values_in(self, raw: Mapping[str, Any]) -> NDArray[Any]:
+        """The classes, from the values of all features; the values themselves of one that has no classes."""
+        if self.classes.is_number:
+            return np.asarray(raw[self.feature], np.float32).reshape(-1, 1)
+        return self.classes.of_cross(raw) if self.classes.crossed else self.classes.of(raw[self.feature])
 
 
 def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds | ClassedValues]] | None:
@@ -97,8 +99,8 @@ def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds | Classed
     if not any(node.domain == CONTRIB or node.op_type in FOREIGN for node in proto.graph.node):
         return None
     name_nodes(proto)
-    count_boundaries(proto, path)
     classes = ClassGraph(proto, path).rewrite()
+    count_boundaries(proto, path)
     hashed: list[HashedIds | ClassedValues] = [ClassedValues(name, own) for name, own in classes.items()]
     graph, nodes = OnnxGraphIndex(proto, path), list[onnx.NodeProto]()
     for node in proto.graph.node:

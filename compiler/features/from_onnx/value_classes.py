@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.features.feature_description import FeatureColumn
+from veltair.compiler.features.feature_description import CrossPart, FeatureColumn
+from veltair.compiler.features.feature_reference import part_value
 from veltair.compiler.features.fingerprint import CROSS_KEY, crossed_fingerprint
-from veltair.compiler.features.hashed_values import bucket_of
+from veltair.compiler.features.from_onnx.hash_buckets import Hashing
+from veltair.compiler.features.hashed_values import bucket_of, clean_text
 from veltair.profiles.artifact.strings import Strings
+
+
+@dataclass(frozen=True, slots=True)
+class CrossedFeature:
+    """A part of a cross, and the feature that it reads.
+
+    >>> CrossedFeature(CrossPart(feature="age", boundaries=(18.0,)), "float").feature
+    'age'
+    """
+
+    part: CrossPart
+    kind: Literal["int", "float", "string"]
+    width: int = 1  # values of a row
+
+    @property
+    def feature(self) -> str:
+        return self.part.feature
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +49,32 @@ class ValueClasses:
     buckets: int = 0  # of all other values, by their fingerprints; 0: they are alike
     edges: tuple[float, ...] = ()  # of a number, whose classes are the intervals between them, NaN in the last
     width: int = 1  # values of a row
-    others: tuple[tuple[str, str], ...] = ()  # of a cross: other features and their kinds, hashed with the feature's
+    crossed: tuple[CrossedFeature, ...] = ()  # of a cross: what is hashed together; its width is the combinations
     cross_key: int = CROSS_KEY
+    case: Literal["lower", "upper"] | None = None  # in which texts are compared and hashed
+    strip: bool = False  # whether that is without white space around them
     strong_key: tuple[int, int] | None = None  # of SipHash, by which values fall into buckets
     remainder: bool = False  # whether the buckets are remainders of whole numbers
 
     @property
     def features(self) -> tuple[str, ...]:
-        return (self.feature, *(name for name, _ in self.others))
+        return tuple(part.feature for part in self.crossed) or (self.feature,)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the feature is passed on as it is: its values have no classes."""
+        return self.kind == "float" and not self.edges and not self.crossed
+
+    @property
+    def may_be_absent(self) -> bool:
+        """Whether a cross may have no value: then its class is the last one, behind the buckets."""
+        return any(value is False for part in self.crossed for value in part.part.values)
 
     @property
     def count(self) -> int:
-        return len(self.edges) + 1 if self.edges else len(self.keys) + max(self.buckets, 1)
+        if self.edges:
+            return len(self.edges) + 1
+        return len(self.keys) + max(self.buckets, 1) + self.may_be_absent
 
     def of(self, given: Any) -> NDArray[np.int64]:
         """The classes of values: numbers in any shape, or strings."""
@@ -49,16 +83,28 @@ class ValueClasses:
         flat = list(given.tolist() if isinstance(given, Strings) else np.asarray(given, object).reshape(-1))
         places = {str(key).encode(): place for place, key in enumerate(self.keys)}
         texts = [value if isinstance(value, bytes) else str(value).encode() for value in flat]
+        if self.kind == "string":
+            texts = [clean_text(text, self.case, strip=self.strip) for text in texts]
         known = {text: places.get(text, len(self.keys) + self.bucket(text)) for text in set(texts)}
         shape = (self.width,) * (self.width > 1) if isinstance(given, Strings) else np.shape(given)[1:]
         return np.array([known[text] for text in texts], np.int64).reshape(-1, *shape)
 
     def of_cross(self, given: Mapping[str, Any]) -> NDArray[np.int64]:
-        """The buckets (batch, 1) of a cross for the values of its features."""
-        each = [list(v.tolist() if isinstance(v := given[name], Strings) else v.reshape(-1)) for name in self.features]
-        rows = [[v if isinstance(v, bytes) else int(v) for v in row] for row in zip(*each, strict=True)]
-        buckets = [crossed_fingerprint(self.cross_key, row) % self.buckets for row in rows]
-        return np.array(buckets, np.int64).reshape(-1, 1)
+        """The buckets (batch, width) of a cross for the values of its features."""
+        each: list[list[list[Any]]] = []  # by part, row and place
+        for crossed in self.crossed:
+            values = given[crossed.feature]
+            flat = list(values.tolist() if isinstance(values, Strings) else np.reshape(values, -1).tolist())
+            found = [part_value(crossed.part, value) for value in flat]
+            each.append([found[at : at + crossed.width] for at in range(0, len(found), crossed.width)])
+        rows = [
+            self.buckets
+            if any(value is False for value in members)
+            else crossed_fingerprint(self.cross_key, members) % self.buckets
+            for row in zip(*each, strict=True)
+            for members in product(*row)
+        ]
+        return np.array(rows, np.int64).reshape(-1, self.width)
 
     def bucket(self, text: bytes) -> int:
         """The bucket of a text, or of a number's digits."""
@@ -75,6 +121,23 @@ class ValueClasses:
     def column(self, name: str, table: str | None) -> FeatureColumn:
         """A column that gives the classes, or their rows of a table."""
         combiner: Literal["sequence"] | None = "sequence" if self.width > 1 else None
+        if self.is_number:
+            return FeatureColumn(feature=self.feature, name=name)
+        if self.crossed:
+            parts = tuple(crossed.part for crossed in self.crossed)
+            plain = not any(part.gives_numbers for part in parts)
+            return FeatureColumn(
+                feature=self.feature,
+                name=name,
+                hash=self.buckets,
+                cross=self.features[1:] if plain else (),
+                crossed=() if plain else parts,
+                cross_key=self.cross_key,
+                table=table,
+                pad=self.buckets if self.may_be_absent and table is None else 0,
+                empty_row=self.buckets if self.may_be_absent and table is not None else None,
+                combiner=combiner,
+            )
         if self.edges:
             last = len(self.edges)
             return FeatureColumn(
@@ -85,8 +148,8 @@ class ValueClasses:
                 feature=self.feature,
                 name=name,
                 hash=self.buckets,
-                cross=self.features[1:],
-                cross_key=self.cross_key,
+                case=self.case,
+                strip=self.strip,
                 strong_key=self.strong_key,
                 remainder=self.remainder,
                 table=table,
@@ -98,8 +161,46 @@ class ValueClasses:
             vocabulary=self.keys,
             oov=self.buckets,
             default=-1 if self.buckets else len(self.keys),
+            case=self.case,
+            strip=self.strip,
             strong_key=self.strong_key,
             remainder=self.remainder,
             table=table,
             combiner=combiner,
         )
+
+
+@dataclass(slots=True)
+class FeatureUse:
+    """What a graph does with a feature, or with its text in another form.
+
+    >>> FeatureUse("city", "city", "string", width=1, keys={"Rome": None}).is_classed
+    True
+    """
+
+    feature: str
+    first: str  # tensor with the values: the feature's, or of the text in another form
+    kind: Literal["int", "float", "string"]
+    width: int
+    values: set[str] = field(default_factory=set)  # tensors of the feature's values
+    readers: set[str] = field(default_factory=set)  # names of the nodes that read one
+    keys: dict[str | int, None] = field(default_factory=dict)
+    buckets: set[Hashing] = field(default_factory=set)
+    edges: set[float] = field(default_factory=set)
+    case: Literal["lower", "upper"] | None = None  # in which texts are read
+    strip: bool = False
+    cleaned: list[FeatureUse] = field(default_factory=list)  # the same text in other forms
+    is_number: bool = False  # whether something reckons with the values, too
+    refused: str = ""  # why the feature stays as it is
+
+    def every(self) -> dict[str, FeatureUse]:
+        """This use, and those of the text in other forms, by the first tensor of each."""
+        found = {self.first: self}
+        for other in self.cleaned:
+            found |= other.every()
+        return found
+
+    @property
+    def is_classed(self) -> bool:
+        """Whether classes can stand for the values: those of a number by its edges, of others by keys and buckets."""
+        return not self.refused and bool(self.edges) != bool(self.keys or self.buckets)

@@ -49,10 +49,13 @@ class CodePath:
     kind: ValueKind
     step: ColumnStep
     combination: Combination = Combination.ONE
+    case: str | None = None  # of text: the letter case in which it is read
+    strips: bool = False  # of text: whether white space around it is left out
 
     def __str__(self) -> str:
         """Columns are sorted by it, and the digest of a column table holds it: it stays as it is."""
-        return ".".join(filter(None, (self.kind, self.step, self.combination)))
+        clean = (self.case, "strip" if self.strips else None)
+        return ".".join(filter(None, (self.kind, self.step, self.combination, *clean)))
 
     @property
     def copies_rows(self) -> bool:
@@ -69,12 +72,13 @@ class CodePath:
 def code_path(column: FeatureColumn, feature: Feature) -> CodePath:
     """The path of a column. Where a row has one value at most, its combiner does not matter."""
     kind = ValueKind.FLOAT if feature.kind == "dense" else ValueKind(feature.kind)
-    step = ColumnStep.PARTS if column.parts else ColumnStep.CROSS if column.cross else column.step
+    step = ColumnStep.PARTS if column.parts else ColumnStep.CROSS if column.cross_parts else column.step
     if column.is_keyed:
         step = ColumnStep.KEYED_HASH if step is ColumnStep.HASH else ColumnStep.KEYED_VOCABULARY
     if column.gives_ids:
-        return CodePath(kind, step, Combination.IDS)
+        return CodePath(kind, step, Combination.IDS, column.case, column.strip)
     if column.combiner == "sequence":
-        return CodePath(kind, step, Combination.ROWS)
+        return CodePath(kind, step, Combination.ROWS, column.case, column.strip)
     passed_on = step is ColumnStep.COPY or column.gives_counts
-    return CodePath(kind, step, Combination.ONE if passed_on or has_one_value(feature) else Combination.MANY)
+    combination = Combination.ONE if passed_on or has_one_value(feature) else Combination.MANY
+    return CodePath(kind, step, combination, column.case, column.strip)

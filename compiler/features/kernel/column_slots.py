@@ -64,6 +64,9 @@ _SLOTS = {
     "text_start": 2,  # constants: first byte in "letters" | index_emitter
     "text_bytes": 3,  # constants | index_emitter
     "letter_case": 7,  # place in letter_case.CASES | index_emitter
+    "step_row": 2,  # crosses: the row of this table with the part's boundaries or vocabulary | cross_emitter
+    "first_value": 3,  # crosses: the first in "keys" of what stands for each place of these | cross_emitter
+    "part_stride": 4,  # crosses: combinations of the values of the parts behind this one | cross_emitter
 }
 SLOTS_PER_ROW = max(_SLOTS.values()) + 1
 SLOT_BYTES = 8
@@ -77,7 +80,8 @@ COLUMN_DTYPE = np.dtype(
 )
 
 COMBINERS = ("sum", "mean", "sqrtn")
-PART_KINDS = ("own", "other", "constant", "integer")
+PART_KINDS = ("own", "other", "constant", "integer", "interval", "number key", "text key")
+NO_VALUE = -(1 << 62)  # among the values of a part of a cross: there is none
 
 
 def slot_of(field: str) -> int:

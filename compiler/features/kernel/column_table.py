@@ -69,6 +69,7 @@ class ColumnTable:
     vocabularies: Vocabularies
     tables: NDArray[Any]  # rows of all tables, as the store keeps them
     dropped_guards: int  # that range propagation proved needless
+    part_kinds: frozenset[str]  # what crosses are made of, of PART_KINDS
     row_bytes: int  # of tables, read for a row of the batch, where a text has a token in every TOKEN_BYTES
 
     @property
@@ -156,20 +157,20 @@ def build_column_table(description: FeatureDescription, joined: ColumnInput, sto
         vocabularies=vocabularies,
         tables=store.rows,
         dropped_guards=sum(len(place.column.guards) for place in placed) - len(writer.guards),
+        part_kinds=writer.part_kinds,
         row_bytes=sum(_bytes_read(place, store) for place in placed),
     )
 
 
 def _place_columns(description: FeatureDescription, joined: ColumnInput) -> list[_PlacedColumn]:
     by_name = {column.name: column for column in description.columns}
-    features = {feature.name: feature for feature in description.features}
     wanted = [by_name[name] for name in joined.columns]
     widths = [description.width_of(column) for column in wanted]
     starts = accumulate(widths, initial=0)
     return [
         _PlacedColumn(
             column=column,
-            feature=(feature := features[column.feature]),
+            feature=(feature := description.feature_of(column)),
             table=description.table_of(column),
             path=code_path(column, feature),
             width=width,

@@ -19,7 +19,7 @@ class ColumnTask:
         start = T.bind(tile * 256)
         rows = T.bind(T.min(256, batch - start))
         task = ColumnTask(buffers, first, count, start, rows, batch, most_rows=256, most_columns=32, prefetches=False,
-                          longest_key=20, widest=64, permutes=True)
+                          longest_key=20, widest=64, part_kinds=frozenset(), permutes=True)
     """
 
     buffers: dict[str, Any]  # operands by name: packed buffers of raw features, weights, "out"
@@ -33,4 +33,5 @@ class ColumnTask:
     prefetches: bool  # whether rows of large tables are fetched before they are read
     longest_key: int  # bytes of a vocabulary's key
     widest: int  # numbers of a row of any table
+    part_kinds: frozenset[str]  # of crosses: those of PART_KINDS that need code
     permutes: bool  # whether the CPU takes 16 numbers from 16 by index

@@ -153,6 +153,7 @@ class ColumnsSpace:
                     prefetches=bool(point["ahead"]),
                     longest_key=table.vocabularies.longest,
                     widest=widest,
+                    part_kinds=table.part_kinds,
                     permutes="avx512" in features,
                 )
                 code = ColumnEmitter(work)

@@ -18,8 +18,10 @@ from veltair.compiler.features.feature_description import ColumnStep
 from veltair.compiler.features.kernel.code_path import ValueKind
 from veltair.compiler.features.kernel.column_slots import PART_KINDS
 from veltair.compiler.features.kernel.column_values import ColumnValues
-from veltair.compiler.features.kernel.slot_writer import ABSENT
-from veltair.compiler.features.text_code.fingerprint_code import emit_fingerprint, joined_fingerprint
+from veltair.compiler.features.kernel.cross_emitter import CrossEmitter
+from veltair.compiler.features.kernel.slot_writer import ABSENT, EDGES
+from veltair.compiler.features.text_code.clean_text import CasedText, emit_stripped
+from veltair.compiler.features.text_code.fingerprint_code import emit_fingerprint
 from veltair.compiler.features.text_code.integer_digits import DIGITS, LONGEST, emit_digits
 from veltair.compiler.features.text_code.letter_case import append_text
 from veltair.compiler.features.text_code.siphash_code import emit_siphash
@@ -36,10 +38,19 @@ class IndexEmitter(ColumnValues):
             found = in_register(index[0])
     """
 
+    _case: str | None = None
+    _strips = False
+
+    def read_texts(self, case: str | None, *, strips: bool) -> None:
+        """From here on texts are hashed and looked up in this letter case, and without white space around them."""
+        self._case, self._strips = case, strips
+
     def emit_index(self, column: Expr, kind: ValueKind, step: ColumnStep, row: Expr, out: Any) -> None:
         """The index of the only value of a row, without guards."""
         T.buffer_store(out, T.int32(ABSENT), [0])
-        if kind is ValueKind.INT:
+        if step is ColumnStep.CROSS:
+            CrossEmitter(self, column, row).emit(T.int32(0), out)
+        elif kind is ValueKind.INT:
             value = in_register(self.task.buffers["ints"][self.place_of(column, row)])
             with when(T.Not(self.is_missing(column, value))):
                 self._index_of_int(column, step, row, value, out)
@@ -61,6 +72,13 @@ class IndexEmitter(ColumnValues):
                 number = in_register(self.slot(column, "first_guard") + i)
                 T.buffer_store(out, self.guarded(number, out[0], 1), [0])
 
+        if step is ColumnStep.CROSS:
+            with T.serial(0, self.slot(column, "values_per_row")) as place:
+                T.buffer_store(out, T.int32(ABSENT), [0])
+                CrossEmitter(self, column, row).emit(place, out)
+                guard()
+                yield
+            return
         if kind is ValueKind.INT:
             with T.serial(0, self.slot(column, "values_per_row")) as place:
                 value = in_register(self.task.buffers["ints"][self.place_of(column, row, place)])
@@ -86,9 +104,6 @@ class IndexEmitter(ColumnValues):
         return T.Select(T.And(outside, present), broadcast(instead, count), index)
 
     def _index_of_int(self, column: Expr, step: ColumnStep, row: Expr, value: Expr, out: Any) -> None:
-        if step is ColumnStep.CROSS:
-            self._index_of_cross(column, row, out)
-            return
         if step is ColumnStep.IDENTITY:
             inside = u64(value) < self.slot(column, "id_count", "uint64")
             T.buffer_store(out, T.Select(inside, T.cast(value, "int32"), self.slot(column, "default_index")), [0])
@@ -98,11 +113,11 @@ class IndexEmitter(ColumnValues):
         begin, size = emit_digits(value, digits)
         keyed = partial(self._keyed, column, step, digits, begin, size, value)
         if step is ColumnStep.KEYED_HASH:
-            self._bucket(column, keyed(), out)
+            self.store_bucket(column, keyed(), out)
             return
         emit_fingerprint(digits, begin, size, fingerprint, longest=LONGEST)
         if step is ColumnStep.HASH:
-            self._bucket(column, fingerprint[0], out)
+            self.store_bucket(column, fingerprint[0], out)
         else:
             self._find_key(
                 column, fingerprint[0], value, _always, out, keyed if step is not ColumnStep.VOCABULARY else None
@@ -112,20 +127,38 @@ class IndexEmitter(ColumnValues):
         if step is ColumnStep.PARTS:
             self._index_of_parts(column, row, begin, size, out)
             return
-        if step is ColumnStep.CROSS:
-            self._index_of_cross(column, row, out)
-            return
         letters = self.task.buffers["bytes"]
+        if self._strips:
+            begin, size = emit_stripped(letters, begin, size)
+        if self._case is not None:
+            letters = CasedText(letters, self._case)
         keyed = partial(self._keyed, column, step, letters, begin, size)
         if step in (ColumnStep.VOCABULARY, ColumnStep.KEYED_VOCABULARY):
             self._find_word(column, letters, begin, size, out, None if step is ColumnStep.VOCABULARY else keyed)
             return
         if step is ColumnStep.KEYED_HASH:
-            self._bucket(column, keyed(), out)
+            self.store_bucket(column, keyed(), out)
             return
         fingerprint = T.alloc_buffer((1,), "uint64", scope="global")
         emit_fingerprint(letters, begin, size, fingerprint)
-        self._bucket(column, fingerprint[0], out)
+        self.store_bucket(column, fingerprint[0], out)
+
+    def emit_place(self, kind: str, column: Expr, row: Expr, value: Expr, out: Any) -> None:
+        """The place of a row's value among boundaries or keys: one of PART_KINDS. `column`: the row that has these."""
+        if kind == "interval":
+            number = in_register(self.task.buffers["floats"][self.place_of(column, row, value)])
+            first, count = self.slot(column, "first_boundary"), self.slot(column, "boundary_count")
+            T.buffer_store(out, count, [0])  # less those that it is below: NaN is below none
+            with T.serial(0, T.ceildiv(count, EDGES) * EDGES) as place:
+                edge = in_register(self.task.buffers["edges"][first + place])
+                finite = edge < T.float32("inf")
+                T.buffer_store(out, out[0] - T.cast(T.And(number < edge, finite), "int32"), [0])
+        elif kind == "number key":
+            found = in_register(self.task.buffers["ints"][self.place_of(column, row, value)])
+            self._index_of_int(column, ColumnStep.VOCABULARY, row, found, out)
+        else:
+            begin, size = self.text(column, row, value)
+            self._find_word(column, self.task.buffers["bytes"], begin, size, out)
 
     def _keyed(
         self, column: Expr, step: ColumnStep, text: Any, begin: Expr, size: Expr, number: Expr | None = None
@@ -143,24 +176,6 @@ class IndexEmitter(ColumnValues):
             key = self.slot(how, "first_word", "uint64"), self.slot(how, "second_word", "uint64")
             emit_siphash(text, begin, size, key, found)
         return in_register(found[0])
-
-    def _index_of_cross(self, column: Expr, row: Expr, out: Any) -> None:
-        """The bucket of the values of several features: their fingerprints joined, a whole number being its own."""
-        buffers = self.task.buffers
-        joined, fingerprint = (T.alloc_buffer((1,), "uint64", scope="global") for _ in range(2))
-        T.buffer_store(joined, self.slot(column, "cross_key", "uint64"), [0])
-        with T.serial(0, self.slot(column, "cross_count")) as number:
-            part = in_register(self.slot(column, "first_cross") + number)
-            integer = T.bind(self.slot(part, "part_kind") == PART_KINDS.index("integer"))
-            if "ints" in buffers:
-                with when(integer):
-                    T.buffer_store(fingerprint, u64(buffers["ints"][self.place_of(part, row)]), [0])
-            if "bytes" in buffers:
-                with when(T.Not(integer)):
-                    begin, size = self.text(part, row)
-                    emit_fingerprint(buffers["bytes"], begin, size, fingerprint)
-            T.buffer_store(joined, joined_fingerprint(joined[0], fingerprint[0]), [0])
-        self._bucket(column, joined[0], out)
 
     def _index_of_parts(self, column: Expr, row: Expr, begin: Expr, size: Expr, out: Any) -> None:
         """Joins the texts of the parts, no more of them than the longest key has: what is longer is no key."""
@@ -184,7 +199,8 @@ class IndexEmitter(ColumnValues):
         with when(used[0] <= longest):
             self._find_word(column, joined, T.int32(0), in_register(used[0]), out)
 
-    def _bucket(self, column: Expr, fingerprint: Expr, out: Any) -> None:
+    def store_bucket(self, column: Expr, fingerprint: Expr, out: Any) -> None:
+        """Stores the bucket that a fingerprint leads to in out[0]."""
         buckets, reciprocal = (self.slot(column, field, "uint64") for field in ("buckets", "reciprocal"))
         T.buffer_store(out, T.cast(remainder(fingerprint, buckets, reciprocal), "int32"), [0])
 

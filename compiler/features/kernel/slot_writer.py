@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.features.column_ranges import index_steps
-from veltair.compiler.features.feature_description import Feature, FeatureColumn, FeatureDescription, TextPart
+from veltair.compiler.features.feature_description import (
+    CrossPart,
+    Feature,
+    FeatureColumn,
+    FeatureDescription,
+    TextPart,
+)
 from veltair.compiler.features.feature_layout import FeatureLayout
 from veltair.compiler.features.feature_tables import FeatureTable
 from veltair.compiler.features.index_ranges import (
@@ -19,7 +26,7 @@ from veltair.compiler.features.index_ranges import (
     proves_in_bounds,
     simplify_steps,
 )
-from veltair.compiler.features.kernel.column_slots import COLUMN_DTYPE, COMBINERS, PART_KINDS
+from veltair.compiler.features.kernel.column_slots import COLUMN_DTYPE, COMBINERS, NO_VALUE, PART_KINDS
 from veltair.compiler.features.table_store import TableStore
 from veltair.compiler.features.text_code.letter_case import CASES
 from veltair.compiler.features.vocabularies import Vocabularies
@@ -28,6 +35,7 @@ ABSENT = -(1 << 31)  # an index that was removed, or of a value that is missing
 UNLIMITED = (1 << 31) - 1
 EDGES = 16  # boundaries are padded to vectors
 COUNTED = 512  # boundaries; more are searched by halves
+VOCABULARY_SLOTS = ("first_slot", "slot_count", "first_key", "key_count")
 LARGE_BYTES = 1 << 20  # rows of tables above this are prefetched
 
 
@@ -49,11 +57,20 @@ class SlotWriter:
         self._store = store
         self._starts = FeatureLayout.from_description(description).starts
         self._features = {feature.name: feature for feature in description.features}
-        self._vocabularies = Vocabularies.build({c.name: c.vocabulary for c in ordered if c.vocabulary is not None})
+        words = {c.name: c.vocabulary for c in ordered if c.vocabulary is not None}
+        words |= {
+            _part_name(c, at): part.vocabulary
+            for c in ordered
+            for at, part in enumerate(c.cross_parts)
+            if part.vocabulary
+        }
+        self._vocabularies = Vocabularies.build(words)
+        self._part_values: list[int] = []  # of crosses, behind the keys of vocabularies
+        self.part_kinds = frozenset[str]()
         self._edges: list[NDArray[np.float32]] = []
         self._rows: list[dict[str, int]] = []
-        # A text to be joined, a feature of a cross, or, with None, how the column hashes.
-        self._parts: list[tuple[FeatureColumn, TextPart | Feature | None]] = []
+        # A text to be joined, the fields of a part of a cross, or, with None, how the column hashes.
+        self._parts: list[tuple[FeatureColumn, TextPart | Mapping[str, int] | None]] = []
 
     @property
     def all_edges(self) -> NDArray[np.float32]:
@@ -89,9 +106,12 @@ class SlotWriter:
         for place, row in enumerate(rows):
             for field, value in row.items():
                 table[field][place] = value
-        if len(letters) == 1:
-            return table, self._vocabularies
-        return table, replace(self._vocabularies, letters=np.frombuffer(b"".join(letters), np.uint8))
+        words = self._vocabularies
+        if self._part_values:
+            words = replace(words, keys=np.concatenate([words.keys, np.array(self._part_values, np.int64)]))
+        if len(letters) > 1:
+            words = replace(words, letters=np.frombuffer(b"".join(letters), np.uint8))
+        return table, words
 
     def _values(self, feature: Feature) -> dict[str, int]:
         """Where the values of a feature are, and which of them count."""
@@ -114,25 +134,56 @@ class SlotWriter:
             row |= {"buckets": column.hash, "reciprocal": _reciprocal(column.hash)}
             if column.is_keyed:
                 row["hash_row"] = self._hashing(column)
-            if column.cross:
-                crossed = (column.feature, *column.cross)
-                row |= {"first_cross": self._columns + len(self._parts), "cross_count": len(crossed)}
+            if column.cross_parts:
+                row |= {"first_cross": self._columns + len(self._parts), "cross_count": len(column.cross_parts)}
                 row["cross_key"] = column.cross_key
-                self._parts += [(column, self._features[name]) for name in crossed]
+                self._cross(column)
         elif column.identity is not None:
             row |= {"id_count": column.identity, "reciprocal": _reciprocal(column.identity)}
         elif column.boundaries is not None:
-            row |= {"first_boundary": sum(map(len, self._edges)), "boundary_count": len(column.boundaries)}
-            self._edges.append(_padded_edges(column.boundaries))
+            row |= self._boundaries(column.boundaries)
         elif column.vocabulary is not None:
             span = self._vocabularies.spans_of[column.name]
-            row |= dict(zip(("first_slot", "slot_count", "first_key", "key_count"), span, strict=True))
+            row |= dict(zip(VOCABULARY_SLOTS, span, strict=True))
             if column.oov and column.is_keyed:
                 row["unknown_row"] = self._hashing(column)
         if column.parts:
             row |= {"first_part": self._columns + len(self._parts), "part_count": len(column.parts)}
             self._parts += [(column, part) for part in column.parts]
         return row
+
+    def _cross(self, column: FeatureColumn) -> None:
+        """The rows of the parts of a cross, and behind them those with their boundaries and vocabularies."""
+        parts = column.cross_parts
+        features = [self._features[part.feature] for part in parts]
+        rows, behind = [self._values(feature) for feature in features], list[dict[str, int]]()
+        first_step = self._columns + len(self._parts) + len(parts)
+        for at, (part, feature, row) in enumerate(zip(parts, features, rows, strict=True)):
+            kind = "other" if feature.is_text else "integer"
+            if part.gives_numbers:
+                kind = "interval" if part.boundaries is not None else "text key" if feature.is_text else "number key"
+                row |= {"step_row": first_step + len(behind), "first_value": self._first_value(part)}
+                behind.append(self._values(feature) | self._step(part, _part_name(column, at)))
+            row |= {"part_kind": PART_KINDS.index(kind), "part_stride": prod(f.width for f in features[at + 1 :])}
+            self.part_kinds |= {kind}
+        self._parts += [(column, row) for row in (*rows, *behind)]
+
+    def _first_value(self, part: CrossPart) -> int:
+        first = len(self._vocabularies.keys) + len(self._part_values)
+        self._part_values += [NO_VALUE if value is False else value for value in part.numbers]
+        return first
+
+    def _step(self, part: CrossPart, name: str) -> dict[str, int]:
+        """The slots of a part's boundaries or vocabulary."""
+        if part.boundaries is not None:
+            return self._boundaries(part.boundaries)
+        row = {"default_index": len(part.vocabulary or ()), "unknown_buckets": part.oov}
+        return row | dict(zip(VOCABULARY_SLOTS, self._vocabularies.spans_of[name], strict=True))
+
+    def _boundaries(self, edges: Sequence[float]) -> dict[str, int]:
+        first = sum(map(len, self._edges))
+        self._edges.append(_padded_edges(edges))
+        return {"first_boundary": first, "boundary_count": len(edges)}
 
     def _hashing(self, column: FeatureColumn) -> int:
         """The row that says how values are hashed, other than by their fingerprints."""
@@ -156,12 +207,14 @@ class SlotWriter:
         large = self._store.tables[table.name].nbytes > LARGE_BYTES
         return {"table_start": start, "table_rows": rows, "fill_row": fill, "is_large": large}
 
-    def _part(self, column: FeatureColumn, part: TextPart | Feature | None, letters: list[bytes]) -> dict[str, int]:
+    def _part(
+        self, column: FeatureColumn, part: TextPart | Mapping[str, int] | None, letters: list[bytes]
+    ) -> dict[str, int]:
         if part is None:
             key = np.array(column.strong_key or (0, 0), np.uint64).view(np.int64).tolist()
             return {"by_remainder": column.remainder, "first_word": key[0], "second_word": key[1]}
-        if isinstance(part, Feature):
-            return self._values(part) | {"part_kind": PART_KINDS.index("other" if part.is_text else "integer")}
+        if isinstance(part, Mapping):
+            return dict(part)
         case = f"{part.case} unicode" if part.case and part.unicode else part.case
         row = {"letter_case": CASES.index(case)}
         if part.feature is None:
@@ -174,6 +227,11 @@ class SlotWriter:
             row |= {"part_kind": PART_KINDS.index("other"), "source_start": source, "bytes_start": first_byte}
             row["bytes_room"] = self._features[part.feature].max_bytes
         return row
+
+
+def _part_name(column: FeatureColumn, place: int) -> str:
+    """Under which name the vocabulary of a part of a cross is kept; no column has it, since names have no line ends."""
+    return f"{column.name}\n{place}"
 
 
 def _reciprocal(divisor: int) -> int:
@@ -192,6 +250,8 @@ def _padded_edges(boundaries: Sequence[float]) -> NDArray[np.float32]:
 
 
 def _may_be_absent(column: FeatureColumn, feature: Feature) -> bool:
+    if any(value is False for part in column.cross_parts for value in part.values):
+        return True
     if feature.kind == "int":
         return feature.missing is not False and column.boundaries is None
     return feature.is_text and feature.empty == "drop"

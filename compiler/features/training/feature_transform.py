@@ -10,7 +10,7 @@ import numpy as np
 import tvm_ffi
 from numpy.typing import NDArray
 
-from veltair.compiler.features.feature_description import Feature, FeatureDescription
+from veltair.compiler.features.feature_description import Feature, FeatureDescription, feature_of
 from veltair.compiler.features.feature_layout import FeatureLayout
 from veltair.compiler.features.training.training_kernel import (
     OUTPUTS,
@@ -59,7 +59,7 @@ class _CompiledPart:
         self.part = part
         self._kernel = _kernels[kernel_code(part, isa)]
         self._constants = [tvm_ffi.from_dlpack(aligned_copy(array)) for array in constants_of(part).values()]
-        self._features = {column.name: f for column in part.columns for f in part.features if f.name == column.feature}
+        self._features = {column.name: feature_of(column, part.features) for column in part.columns}
 
     def __call__(self, raw: RawColumns, batch: int) -> dict[str, ColumnValues]:
         part, names = self.part, self.part.table.names

@@ -53,13 +53,15 @@ class KernelCode:
     paths: tuple[CodePath, ...]
     longest_key: int  # bytes of the longest key that joined texts are compared with; 0 where none are joined
     permutes: bool  # whether the CPU takes 16 numbers from 16 by index
+    part_kinds: frozenset[str] = frozenset()  # what crosses are made of
 
 
 def kernel_code(part: TrainingPart, isa: frozenset[str]) -> KernelCode:
     """The code that a part needs."""
     paths = tuple(dict.fromkeys(group.path for group in part.table.groups))
     joins = any(path.step is ColumnStep.PARTS for path in paths)
-    return KernelCode(part.form, paths, part.table.vocabularies.longest if joins else 0, "avx512" in isa)
+    longest = part.table.vocabularies.longest if joins else 0
+    return KernelCode(part.form, paths, longest, "avx512" in isa, part.table.part_kinds)
 
 
 def constants_of(part: TrainingPart) -> dict[str, NDArray[Any]]:
@@ -129,6 +131,7 @@ def _emit_tiles(code: KernelCode, buffers: dict[str, Any]) -> None:
             prefetches=False,
             longest_key=code.longest_key,
             widest=1,
+            part_kinds=code.part_kinds,
             permutes=code.permutes,
         )
         emitter = _TrainingEmitter(task)
@@ -136,6 +139,7 @@ def _emit_tiles(code: KernelCode, buffers: dict[str, Any]) -> None:
             code.form, emitter.emit_numbers
         )
         for number, path in enumerate(code.paths):
+            emitter.read_texts(path)
             with T.serial(0, buffers["runs"][number, 1]) as place:
                 emit(in_register(buffers["runs"][number, 0] + place), path)
 
@@ -176,6 +180,9 @@ class _TrainingEmitter:
         table = TableRows(self._indices)
         self._lookup = RowLookup(self._indices, table)
         self._table = table
+
+    def read_texts(self, path: CodePath) -> None:
+        self._indices.read_texts(path.case, strips=path.strips)
 
     def emit_numbers(self, column: Expr, path: CodePath) -> None:
         emit_numbers(self._indices, column, path.kind)

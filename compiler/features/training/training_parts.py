@@ -23,6 +23,7 @@ from veltair.compiler.features.feature_description import (
 from veltair.compiler.features.feature_layout import FeatureLayout
 from veltair.compiler.features.kernel.column_table import ColumnTable, build_column_table
 from veltair.compiler.features.table_store import TableStore
+from veltair.errors import ModelError
 
 NO_ID = -1  # in place of a row that serving fills with zeros
 NO_LIMIT = (1 << 31) - 1  # of ids that the model looks up itself
@@ -82,6 +83,12 @@ def _joined_texts(description: FeatureDescription, texts: set[str]) -> dict[str,
     first = {name: name for name in sorted(texts)}
     for column in description.columns:
         read = [first[name] for name in features_read(column) if name in texts]
+        wide = [f.name for f in description.features if f.is_text and f.width > 1 and f.name in features_read(column)]
+        if wide and len({name for name in features_read(column) if name in texts}) > 1:
+            raise ModelError(
+                f"{description.path}: column {column.name!r} crosses the several texts a row of {wide[0]!r} with other "
+                "texts: training takes such a feature alone"
+            )
         if len(read) > 1:
             joined = set(read)
             first = {name: min(joined) if root in joined else root for name, root in first.items()}

@@ -74,7 +74,34 @@ def test_tables_come_from_files_and_proved_columns_are_not_checked(folder: Path)
     assert not found.rows["guard_count"].any()
 
 
+CROSSED = "hash = 5\ncrossed = ["
 WRONG = [
+    ("oov = 1", 'case = "title"', "case"),
+    (
+        "boundaries = [18.0, 65]\n",
+        "boundaries = [18.0, 65]\nstrip = true\n",
+        "case, strip: expected hash or vocabulary of one",
+    ),
+    (
+        "boundaries = [18.0, 65]\n",
+        CROSSED + '{ feature = "age" }, { feature = "city" }]\n',
+        "crossed[0]: expected int or str",
+    ),
+    (
+        "boundaries = [18.0, 65]\n",
+        CROSSED + '{ feature = "city" }]\n',
+        "crossed: expected two parts at least, the first of",
+    ),
+    (
+        "boundaries = [18.0, 65]\n",
+        CROSSED + '{ feature = "age", boundaries = [1, 2], values = [1, false] }, { feature = "city" }]\n',
+        "crossed[0]: values: expected 3 of them, got 2",
+    ),
+    (
+        "boundaries = [18.0, 65]\n",
+        CROSSED + '{ feature = "age", boundaries = [1] }, { feature = "city", vocabulary = [1] }]\n',
+        "crossed[1]: vocabulary: expected a list of strings",
+    ),
     ('kind = "float"', 'kind = "real"', "feature 'age': kind: invalid enum value 'real'"),
     ('kind = "float"', "", "feature 'age': object missing required field `kind`"),
     ('name = "age"', 'nam = "age"', "unknown field `nam`"),

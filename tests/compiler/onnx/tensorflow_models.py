@@ -54,6 +54,17 @@ def main() -> None:
         columns += [embedded(layers.Hashing(12, salt=[133, 137])(city), 12)]
         feeds = {"city": np.array(texts, object)[:, None], "item": np.array([[-1], [3], [9], [-7], [2**40], [-8], [0]])}
         feeds["tags"] = np.array([texts[i:] + texts[:i] for i in range(3)], object).T
+    elif kind == "crossed":  # intervals crossed with texts and with places of keys, texts in another case
+        layers = keras.layers
+        tags, city = (keras.Input((n,), name=name, dtype="string") for n, name in ((2, "tags"), (1, "city")))
+        interval = layers.Discretization(bin_boundaries=[20.0, 40.0])(age)
+        place = layers.StringLookup(vocabulary=["Rome", "Oslo"])(city)
+        clean = layers.Lambda(lambda text: tf.strings.lower(tf.strings.strip(text)), output_shape=(1,))(city)
+        inputs = [age, tags, city]
+        columns = [age, embedded(layers.HashedCrossing(9)((interval, city)), 9)]
+        columns += [embedded(layers.HashedCrossing(11)((place, interval)), 11)]
+        columns += [embedded(layers.Hashing(12)(clean), 12), embedded(layers.Hashing(7)(tags), 7)]
+        feeds = {"city": np.array(texts, object)[:, None], "tags": np.array([texts, texts[::-1]], object).T}
     elif kind == "absent":
         save_absent(tf, folder)
         return

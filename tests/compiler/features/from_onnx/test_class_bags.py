@@ -5,50 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import farmhash
 import numpy as np
 import onnx
 import pytest
+from features.checked_columns import TEXTS, bucket, check, columns_of
 from features.column_nets import CITIES, CONSTANTS, CONTRIB, INT, STRING, encoder, hashed, model, node
 
 import veltair
-from veltair.compiler.features.feature_model import join_features
 from veltair.compiler.features.from_onnx.class_bags import find_bag
 from veltair.compiler.features.from_onnx.value_classes import ValueClasses
-from veltair.compiler.onnx.onnx_model import OnnxModel, load_model
-from veltair.compiler.reference_model import ReferenceModel
-from veltair.errors import ModelError
-from veltair.profiles.artifact.strings import Strings
+from veltair.compiler.onnx.onnx_model import load_model
 
-TEXTS = [[b"Rome", b"", b"Oslo"], [b"", b"", b""], [b"Rome", b"Rome", "Zürich".encode()], [b"x" * 90, b"\0", b""]]
 COUNTS = {"mean": lambda n: n, "sum": lambda n: 1, "sqrtn": lambda n: n**0.5}
 CONSTANTS.setdefault("empty", np.array([""], object))
 CONSTANTS.setdefault("last", np.array([-1]))
 CONSTANTS.setdefault("seven", np.array(7))
-
-
-def bucket(text: bytes, buckets: int) -> int:
-    return int(farmhash.fingerprint64(text) % buckets)
-
-
-def columns_of(loaded: OnnxModel) -> dict[str, Any]:
-    assert loaded.columns is not None
-    return {column.feature: column for column in loaded.columns.description.columns}
-
-
-def check(path: Path, folder: Path, feeds: dict[str, Any], want: np.ndarray[Any, Any]) -> OnnxModel:
-    """That the artifact and the reference of `verify` give `want`. Returns the model as it was loaded."""
-    artifact = veltair.compile(path, folder / "a", trials=0, levels="modelled", max_batch=8, precision="fp32")
-    with veltair.load(artifact, threads=1) as compiled:
-        for rows in (slice(0, 1), slice(1, 4), slice(0, len(want))):
-            (found,) = compiled({name: value[rows] for name, value in feeds.items()}).values()
-            np.testing.assert_allclose(found, want[rows], rtol=1e-5, atol=1e-6)
-    loaded = load_model(path, 8)
-    raw = {n: Strings.from_values(v.ravel()) if v.dtype.hasobject else v for n, v in feeds.items()}
-    reference = ReferenceModel(path, artifact.manifest, join_features(loaded, None))
-    found = reference.outputs({}, raw, len(want))[0].reshape(want.shape)
-    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
-    return loaded
 
 
 @pytest.mark.parametrize("combiner", ["mean", "sum", "sqrtn"])
@@ -114,37 +85,6 @@ def test_a_row_without_values_has_the_row_that_the_graph_gives() -> None:
     np.testing.assert_allclose(bag.rows[-1], empty)
     column = bag.column("tags", "t")
     assert column.empty_row == 7 and column.guards[0].remove == (1, 7)
-
-
-def cross(given: list[str], buckets: int, **more: int) -> list[onnx.NodeProto]:
-    outs = ["places", "buckets", "shape"]
-    whole = {"N": 0, "hashed_output": 1, "num_buckets": buckets, "hash_key": 956888297470, **more}
-    return [node("SparseCross", given, outs, **whole), node("Gather", ["cities", "buckets"], "y")]
-
-
-def test_a_cross_is_a_hash_of_several_features(tmp_path: Path) -> None:
-    """Buckets are TensorFlow's (tf.sparse.cross_hashed of 2.21)."""
-    feeds = {
-        "a": np.array([[b"x"], [b""], [b"Rome"], ["ü".encode()]], object),
-        "b": np.array([[1], [-1], [2**40], [0]]),
-    }
-    path = model(tmp_path / "m.onnx", cross(["a", "b"], 5), {"a": (STRING, ["B", 1]), "b": (INT, ["B", 1])}, ["y"])
-    loaded = check(path, tmp_path, feeds, CITIES[[2, 4, 4, 0]])
-    assert columns_of(loaded)["a"].cross == ("b",) and not loaded.nodes[1:]
-
-
-@pytest.mark.parametrize(
-    ("nodes", "shape", "says"),
-    [
-        (cross(["a", "b"], 5, N=1), 1, "operator SparseCross: crosses what other columns give"),
-        (cross(["a", "b"], 5), 2, r"operator SparseCross: crosses 'a'; expected inputs .*\[batch, 1\]"),
-        (cross(["a", "b"], 0), 1, "operator SparseCross: 0 buckets"),
-    ],
-)
-def test_other_crosses_are_named(nodes: list[onnx.NodeProto], shape: int, says: str, tmp_path: Path) -> None:
-    inputs = {"a": (STRING, ["B", shape]), "b": (INT, ["B", 1])}
-    with pytest.raises(ModelError, match=says):
-        load_model(model(tmp_path / "m.onnx", nodes, inputs, ["y"]), 4)
 
 
 def test_salted_hashes_and_remainders_are_buckets(tmp_path: Path) -> None:
