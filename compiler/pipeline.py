@@ -24,8 +24,8 @@ from veltair.compiler.features.description_file import load_description
 from veltair.compiler.features.feature_model import FeatureModel
 from veltair.compiler.features.kept_columns import keep_columns
 from veltair.compiler.graph import completion
-from veltair.compiler.graph.graph_builder import GraphBuilder, NodeImporter
-from veltair.compiler.graph.layer_graph import LayerGraph
+from veltair.compiler.graph.graph_builder import GraphBuilder
+from veltair.compiler.graph.layer_graph import LayerGraph, NodeImporter
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.kernels.fallback.fallback_import import FallbackImporter
