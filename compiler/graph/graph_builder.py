@@ -128,9 +128,11 @@ class GraphBuilder:
         if not tensor.block and wide:
             return tensor
         twin = name if name in self._view.output_names else f"{name}/plain"  # that of an output is the output itself
+        if twin == name and self._deferred:  # they may read the output, and make its copy
+            self.import_deferred()
+            return self.to_row_major(name)
         if twin == name:
-            moved = f"{name}/blocked"
-            self.rename(name, moved)
+            self.rename(name, moved := f"{name}/blocked")
             tensor = self._tensors[moved]
         if twin not in self._tensors:
             steps = tensor.dtype in EIGHT_BITS  # with their channels last
@@ -228,8 +230,7 @@ class GraphBuilder:
     def _current(self, tensor: Activation) -> Activation:
         """The tensor under the name that it has by now.
 
-        A pattern that has looked a tensor up may find another one under its name once nodes deferred before it are
-        imported: where these read an output row-major, the one in blocks is renamed.
+        Once deferred nodes are imported that read an output row-major, the one in blocks is renamed.
         """
         moved, found = self._renamed.get(tensor.name), self._tensors.get(tensor.name)
         if moved is None or (found is not None and (found.block, found.dtype) == (tensor.block, tensor.dtype)):

@@ -31,6 +31,10 @@ READERS: dict[str, tuple[list[onnx.NodeProto], dict[str, Any]]] = {
     "convolution with a halo": ([node("Conv", ["c", "v"], ["y"], pads=[1] * 4)], {"v": weight(16, 16, 3, 3)}),
     "pool": ([node("MaxPool", ["c"], ["y"], kernel_shape=[3, 3], pads=[1] * 4)], {}),
     "residual": ([node("Conv", ["x", "v"], ["e"]), node("Add", ["e", "c"], ["y"])], {"v": weight(16, 3, 1, 1)}),
+    "view": (
+        [node("Flatten", ["c"], ["f"]), node("Sin", ["f"], ["g"]), node("Reshape", ["g", "shape"], ["y"])],
+        {"shape": np.array([0, 16, 7, 7])},
+    ),
     "concatenation": (
         [node("Concat", ["c", "c"], ["e"], axis=1), node("Conv", ["e", "v"], ["y"])],
         {"v": weight(16, 32, 1, 1)},
