@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from veltair.compiler.dimension_plan import Bounds, DimensionPlan, plan_dimension
 from veltair.compiler.embedding.table_storage import TableStorage
-from veltair.compiler.graph.graph_builder import NodeImporter
+from veltair.compiler.graph.layer_graph import NodeImporter
 from veltair.compiler.joined_buckets import JoinedBuckets
 from veltair.compiler.onnx.bags.bag_inputs import BagRoom
 from veltair.compiler.onnx.fixed_extent import FixedExtent

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import TypeAlias
 
-from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes
+from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes, open_surplus
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.onnx_model import load_model, parse_model
 from veltair.compiler.onnx.position_rules import PaddingShowsError
@@ -50,17 +50,19 @@ def plan_dimension(path: Path, name: str, low: int, high: int, output_room: Outp
     Raises ModelError where no input has a dimension of this name, or the model cannot be loaded.
     """
     proto = parse_model(path)
-    axes = open_axes(proto, name)
+    axes, surplus = open_axes(proto, name), open_surplus(proto, name, path)
     fixed = FixedExtent(name, high)
     fixed.fix(proto, path)
     try:
+        for input_name, more in surplus.items():
+            raise PaddingShowsError(f"{input_name!r} has {name} + {more}, so that no padding fits all inputs")
         proof = prove_padding(path, name, low, high, axes)
     except PaddingShowsError as shown:
         model = load_model(path, fixed=fixed, output_room=output_room)
         rooms = {port.name: prod(abs(dim) for dim in port.shape) for port in model.outputs}
         rooms |= {name: port.room for name, port in model.sized.items()}
         ids = {port.name: found for port in model.inputs if (found := id_bounds(model, port.name))}
-        dimension = DynamicDimension(name, low, high, (high,), axes, exact=True, reason=str(shown))
+        dimension = DynamicDimension(name, low, high, (high,), axes, exact=True, reason=str(shown), surplus=surplus)
         return DimensionPlan(dimension, rooms, ids)
     extents = bucket_extents(low, high)
     dimension = DynamicDimension(name, low, high, extents, axes | dict(proof.axes), dict(proof.pads), proof.masks)

@@ -24,8 +24,8 @@ from veltair.compiler.features.description_file import load_description
 from veltair.compiler.features.feature_model import FeatureModel
 from veltair.compiler.features.kept_columns import keep_columns
 from veltair.compiler.graph import completion
-from veltair.compiler.graph.graph_builder import GraphBuilder, NodeImporter
-from veltair.compiler.graph.layer_graph import LayerGraph
+from veltair.compiler.graph.graph_builder import GraphBuilder
+from veltair.compiler.graph.layer_graph import LayerGraph, NodeImporter
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.kernels.fallback.fallback_import import FallbackImporter
@@ -37,6 +37,7 @@ from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns import by_operator
 from veltair.compiler.patterns.quantised.float_roundings import round_as_floats
 from veltair.compiler.patterns.recommendation.feature_columns import round_columns
+from veltair.compiler.patterns.vision.signals import signals_as_images
 from veltair.compiler.stitch.alternatives import ALTERNATIVES
 from veltair.compiler.stitch.regions import import_region
 from veltair.compiler.timing.batch_sizes import batch_sizes
@@ -141,6 +142,7 @@ def join_features(compilation: Compilation) -> None:
 def find_patterns(lowering: Lowering) -> None:
     """Find the groups of nodes that one layer computes."""
     model = lowering.features.model if lowering.features else lowering.model
+    model = signals_as_images(ModelView(model, lowering.precision))
     model = round_as_floats(ModelView(model, lowering.precision))
     lowering.view = by_operator.find_matches(ModelView(model, lowering.precision))
 

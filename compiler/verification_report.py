@@ -95,7 +95,7 @@ class VerificationReport:
         if not relative <= allowed:
             self.mismatches.append(f"{where}: off by {relative:.3g} of its largest value (allowed {allowed:g}){own}")
 
-    def record_layer(self, found: NDArray[Any], expected: NDArray[Any], where: str, allowed: float) -> None:
+    def record_layer(self, found: NDArray[Any], expected: NDArray[Any], allowed: float, where: str) -> None:
         """Record one output of one version of a layer."""
         _, relative = largest_errors(as_numbers(found), as_numbers(expected))
         self.max_layer_err = max(self.max_layer_err, relative)

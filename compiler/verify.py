@@ -31,7 +31,7 @@ from veltair.compiler.onnx.onnx_model import load_model as load_onnx
 from veltair.compiler.pipeline import lower
 from veltair.compiler.reference_model import Arrays, ReferenceModel
 from veltair.compiler.stitch.alternatives import ALTERNATIVES
-from veltair.compiler.tuning.correctness import LOOKUPS, largest_errors, layer_tolerance
+from veltair.compiler.tuning.correctness import LOOKUPS, LayerJudge, largest_errors
 from veltair.compiler.tuning.implementation_choice import as_chosen
 from veltair.compiler.tuning.layer_reference import reference_outputs, unpack_activation
 from veltair.compiler.verification_report import VerificationReport, is_settled
@@ -236,18 +236,16 @@ def _compare_layers(
 ) -> None:
     """Compare every version of every layer, on the inputs that version 0 of the preceding layers computed."""
     for index, (layer, spec) in enumerate(zip(found.manifest.layers, specs, strict=True)):
-        allowed = layer_tolerance(spec, found.manifest.precision)
-        wanted = reference_outputs(spec, [bound.buffer(b) for b in layer.inputs], batch)
+        judge = LayerJudge(spec, found.manifest.precision, [bound.buffer(b) for b in layer.inputs])
+        wanted = reference_outputs(spec, judge.inputs, batch)
         bound.layer(index, 0)
         first = [bound.buffer(b).copy() for b in layer.outputs]
-        for tensor, result, right in zip(spec.outputs, first, wanted or first, strict=True):
-            where = f"layer {layer.name}, {place}: off its reference"
-            report.record_layer(unpack_activation(tensor, result), unpack_activation(tensor, right), where, allowed)
+        for output in judge.outputs(first, wanted or first):
+            report.record_layer(*output, f"layer {layer.name}, {place}: off its reference")
         for version in range(1, len(layer.versions)):
             bound.layer(index, version)
-            for b, result in zip(layer.outputs, first, strict=True):
-                where = f"layer {layer.name}, {place}: version {version} off version 0"
-                report.record_layer(bound.buffer(b), result, where, allowed)
+            for output in judge.outputs([bound.buffer(b) for b in layer.outputs], first):
+                report.record_layer(*output, f"layer {layer.name}, {place}: version {version} off version 0")
         for b, result in zip(layer.outputs, first, strict=True):
             bound.buffer(b)[...] = result
 

@@ -98,6 +98,7 @@ class ChosenDimension:
     high: int
     axes: dict[str, tuple[int, ...]]  # by input
     masks: tuple[str, ...] = ()  # inputs of 0 and 1, with a 1 in each row
+    surplus: dict[str, int] = field(default_factory=dict)  # by input: what its axes have more than the extent
 
 
 class RaggedBags(msgspec.Struct, frozen=True):

@@ -92,6 +92,7 @@ def _draw_tensor(
     """`extent`: of the model's dimension."""
     where = f"model `{meta.name}`, input `{tensor.name}`"
     chosen = meta.dimension.axes.get(tensor.name, ()) if meta.dimension else ()
+    extent += meta.dimension.surplus.get(tensor.name, 0) if meta.dimension else 0
     shape = tuple(
         extent if axis in chosen else size if axis == 0 and n == -1 else n for axis, n in enumerate(tensor.shape)
     )

@@ -7,35 +7,20 @@ reached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.embedding.table_storage import TableStorage
-from veltair.compiler.graph.layer_graph import ImportedLayers, Slice
+from veltair.compiler.graph.layer_graph import NodeImporter, Slice
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters import LayerParameters
 from veltair.errors import ModelError
-from veltair.types import TensorSpec
-
-# Layers for a run of nodes: (nodes, values, constants, inputs, outputs, max_batch, opset); see `stitch.regions`.
-NodeImporter: TypeAlias = Callable[
-    [
-        Sequence[onnx.NodeProto],
-        Mapping[str, TensorSpec],
-        Mapping[str, NDArray[Any]],
-        Sequence[str],
-        Sequence[str],
-        int,
-        int,
-    ],
-    ImportedLayers,
-]
 
 NO_PARAMETERS = LayerParameters()
 EIGHT_BITS = frozenset({"uint8", "int8"})
@@ -59,6 +44,7 @@ class GraphBuilder:
         self._views: dict[str, str] = {}
         self._slices: dict[str, Slice] = {}
         self._halos: dict[str, Halo] = {}
+        self._renamed: dict[str, Activation] = {}  # by an earlier name
         self._deferred: list[onnx.NodeProto] = []
         self._taken: set[int] = set()  # ids of nodes that a layer has swallowed
 
@@ -142,9 +128,11 @@ class GraphBuilder:
         if not tensor.block and wide:
             return tensor
         twin = name if name in self._view.output_names else f"{name}/plain"  # that of an output is the output itself
+        if twin == name and self._deferred:  # they may read the output, and make its copy
+            self.import_deferred()
+            return self.to_row_major(name)
         if twin == name:
-            moved = f"{name}/blocked"
-            self.rename(name, moved)
+            self.rename(name, moved := f"{name}/blocked")
             tensor = self._tensors[moved]
         if twin not in self._tensors:
             steps = tensor.dtype in EIGHT_BITS  # with their channels last
@@ -154,6 +142,7 @@ class GraphBuilder:
 
     def reshape(self, tensor: Activation, shape: tuple[int, ...]) -> Activation:
         """A view of a row-major tensor in another shape."""
+        tensor = self._current(tensor)
         if tensor.shape == shape:
             return tensor
         view = replace(tensor, name=f"{tensor.name}/{'x'.join(map(str, shape))}", shape=shape)
@@ -178,7 +167,7 @@ class GraphBuilder:
     def append(self, spec: LayerSpec) -> None:
         """Append a layer that is complete already."""
         self.import_deferred()
-        self._append(spec)
+        self._append(replace(spec, inputs=tuple(map(self._current, spec.inputs))))
 
     def replace_layer(self, old: LayerSpec, new: LayerSpec) -> None:
         """Put another layer in a layer's place; its outputs are those of the new one."""
@@ -231,12 +220,22 @@ class GraphBuilder:
         self._layers = [
             replace(s, inputs=tuple(map(moved, s.inputs)), outputs=tuple(map(moved, s.outputs))) for s in self._layers
         ]
-        self._tensors[new] = moved(self._tensors.pop(old))
+        self._renamed[old] = self._tensors[new] = moved(self._tensors.pop(old))
         self._views = {new if k == old else k: new if v == old else v for k, v in self._views.items()}
         if old in self._halos:
             self._halos[new] = self._halos.pop(old)
         slices = {new if piece == old else piece: where for piece, where in self._slices.items()}
         self._slices = {p: replace(where, whole=new) if where.whole == old else where for p, where in slices.items()}
+
+    def _current(self, tensor: Activation) -> Activation:
+        """The tensor under the name that it has by now.
+
+        Once deferred nodes are imported that read an output row-major, the one in blocks is renamed.
+        """
+        moved, found = self._renamed.get(tensor.name), self._tensors.get(tensor.name)
+        if moved is None or (found is not None and (found.block, found.dtype) == (tensor.block, tensor.dtype)):
+            return tensor
+        return self._current(replace(tensor, name=moved.name))
 
     def add_whole(self, tensor: Activation) -> None:
         """Add a tensor that no layer makes as a whole: others make its slices."""
@@ -262,6 +261,7 @@ class GraphBuilder:
 
     def request_halo(self, tensor: Activation, halo: Halo) -> None:
         """Have a tensor made with at least this halo."""
+        tensor = self._current(tensor)
         self._halos[tensor.name] = self._halos.get(tensor.name, Halo()).union(halo)
 
     def import_deferred(self) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
+import onnx
+from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.profiles.artifact.manifest import Port
+from veltair.types import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +80,18 @@ class ImportedLayers:
 
     layers: tuple[LayerSpec, ...]
     views: tuple[tuple[Activation, str], ...]  # a view, and the name of the tensor whose memory it shares
+
+
+# Layers for a run of nodes: (nodes, values, constants, inputs, outputs, max_batch, opset); see `stitch.regions`.
+NodeImporter: TypeAlias = Callable[
+    [
+        Sequence[onnx.NodeProto],
+        Mapping[str, TensorSpec],
+        Mapping[str, NDArray[Any]],
+        Sequence[str],
+        Sequence[str],
+        int,
+        int,
+    ],
+    ImportedLayers,
+]

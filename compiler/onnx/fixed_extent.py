@@ -7,6 +7,7 @@ so that it is left to ONNX Runtime (`folding.opaque_nodes`), which takes any.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,21 +49,28 @@ class FixedExtent:
         if not axes:
             known = ", ".join(repr(name) for name in open_names(proto)) or "none"
             raise ModelError(f"{path}: no input has a dimension {self.name!r}; symbolic dimensions: {known}")
+        surplus = open_surplus(proto, self.name, path)
         for value in proto.graph.input:
             for axis, dim in enumerate(value.type.tensor_type.shape.dim):
                 if axis in axes.get(value.name, ()):
-                    dim.dim_value = self.extent
+                    dim.dim_value = self.extent + surplus.get(value.name, 0)
                 elif axis == 0 and self.batch is not None and not dim.HasField("dim_value"):
                     dim.dim_value = self.batch
         if not self.exact:
             for value in proto.graph.output:
                 for dim in value.type.tensor_type.shape.dim:
-                    if dim.dim_param == self.name:
-                        dim.dim_value = self.extent
+                    more = _surplus(dim.dim_param, self.name)
+                    if more is not None:
+                        dim.dim_value = self.extent + more
         del proto.graph.value_info[:]  # what it says of shapes holds for any extent, and is inferred again
 
-    def cut_inputs(self, proto: onnx.ModelProto, axes: dict[str, tuple[int, ...]]) -> None:
-        """Have the inputs cut to the extent that EXTENT_INPUT says. The model is of operator set 10 or newer."""
+    def cut_inputs(
+        self, proto: onnx.ModelProto, axes: Mapping[str, tuple[int, ...]], surplus: Mapping[str, int]
+    ) -> None:
+        """Have the inputs cut to the extent that EXTENT_INPUT says. The model is of operator set 10 or newer.
+
+        axes, surplus: what `open_axes` and `open_surplus` give.
+        """
         if not self.exact:
             return
         graph = proto.graph
@@ -70,35 +78,71 @@ class FixedExtent:
         for node in all_nodes(graph.node):
             for place, name in enumerate(node.input):
                 node.input[place] = renamed.get(name, name)
-        added = [node for name, where in axes.items() for node in _cut(name, renamed[name], where)]
+        added = [node for name in axes for node in _cut(name, renamed[name], axes[name], surplus.get(name, 0))]
         given = list(graph.node)
         del graph.node[:]
         graph.node.extend([*added, *given])
         for name, where in axes.items():
-            for suffix, numbers in (("begin", [0] * len(where)), ("axes", list(where))):
+            added_numbers = ("begin", [0] * len(where)), ("axes", list(where)), ("surplus", [surplus.get(name, 0)])
+            for suffix, numbers in added_numbers:
                 graph.initializer.append(
                     numpy_helper.from_array(np.array(numbers, np.int64), f"{PREFIX}{name}/{suffix}")
                 )
         graph.input.append(helper.make_tensor_value_info(EXTENT_INPUT, TensorProto.INT64, [1]))
 
 
-def _cut(name: str, cut: str, axes: tuple[int, ...]) -> Iterator[onnx.NodeProto]:
-    end = EXTENT_INPUT
+def _cut(name: str, cut: str, axes: tuple[int, ...], more: int) -> Iterator[onnx.NodeProto]:
+    extent = end = EXTENT_INPUT
+    if more:
+        extent = end = f"{cut}/extent"
+        yield helper.make_node("Add", [EXTENT_INPUT, f"{cut}/surplus"], [extent], name=extent)
     if len(axes) > 1:
         end = f"{cut}/end"
-        yield helper.make_node("Concat", [EXTENT_INPUT] * len(axes), [end], name=end, axis=0)
+        yield helper.make_node("Concat", [extent] * len(axes), [end], name=end, axis=0)
     yield helper.make_node("Slice", [name, f"{cut}/begin", end, f"{cut}/axes"], [cut], name=cut)
 
 
 def open_axes(proto: onnx.ModelProto, name: str) -> dict[str, tuple[int, ...]]:
-    """The axes of each input that have the dimension of this name."""
+    """The axes of each input that have the dimension of this name, or a number more than it."""
     found = {}
     for value in _inputs(proto):
-        dims = value.type.tensor_type.shape.dim
-        axes = tuple(axis for axis, dim in enumerate(dims) if dim.dim_param == name and not dim.HasField("dim_value"))
+        axes = tuple(axis for axis, dim in _open_dims(value) if _surplus(dim, name) is not None)
         if axes:
             found[value.name] = axes
     return found
+
+
+def open_surplus(proto: onnx.ModelProto, name: str, path: Path) -> dict[str, int]:
+    """By how much some inputs exceed the dimension of this name: the mask of a decoder has `past + 1`.
+
+    Raises ModelError where that differs between the axes of an input.
+    """
+    found = {}
+    for value in _inputs(proto):
+        more = {each for _, dim in _open_dims(value) if (each := _surplus(dim, name)) is not None}
+        if len(more) > 1:
+            raise ModelError(f"{path}: input {value.name!r} has the dimension {name!r} in several lengths")
+        if more - {0}:
+            found[value.name] = more.pop()
+    return found
+
+
+def _surplus(text: str, name: str) -> int | None:
+    """What a symbolic dimension is more than the one of this name; None where it is another one.
+
+    >>> _surplus("past", "past"), _surplus("past + 1", "past"), _surplus("2+past", "past"), _surplus("past2", "past")
+    (0, 1, 2, None)
+    """
+    if text == name:
+        return 0
+    number = r"(\d{1,6})"
+    match = re.fullmatch(rf"{re.escape(name)}\s*\+\s*{number}|{number}\s*\+\s*{re.escape(name)}", text.strip())
+    return int(match[1] or match[2]) if match else None
+
+
+def _open_dims(value: onnx.ValueInfoProto) -> Iterator[tuple[int, str]]:
+    dims = value.type.tensor_type.shape.dim
+    return ((axis, dim.dim_param) for axis, dim in enumerate(dims) if not dim.HasField("dim_value"))
 
 
 def open_names(proto: onnx.ModelProto) -> list[str]:

@@ -21,7 +21,7 @@ from veltair.compiler.features.from_onnx.column_reader import TEXTUAL
 from veltair.compiler.onnx.allowed_operators import STANDARD, check_operator_domains, check_written_operators
 from veltair.compiler.onnx.bags.bag_inputs import BagRoom, give_bags_rows
 from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables
-from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes
+from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes, open_surplus
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
@@ -114,6 +114,7 @@ def load_model(
     """
     proto = parse_model(path)
     axes = open_axes(proto, fixed.name) if fixed else {}
+    surplus = open_surplus(proto, fixed.name, path) if fixed else {}
     if fixed:
         fixed.fix(proto, path)
     check_nodes(proto, path)
@@ -138,7 +139,7 @@ def load_model(
         dynamic = _is_dynamic(proto, path)
         proto = up_to_date(proto, path, folder)
         if fixed:
-            fixed.cut_inputs(proto, axes)
+            fixed.cut_inputs(proto, axes, surplus)
         put_steps_first(proto.graph)
         limit = _max_batch(metadata, max_batch, path) if dynamic else 1
         _check_sizes(proto, limit, held, path)

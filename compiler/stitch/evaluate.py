@@ -41,12 +41,14 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def evaluate_program(program: StitchProgram, leaves: Mapping[str, Array]) -> dict[str, Array]:
-    """Outputs of a program by name."""
+def evaluate_program(program: StitchProgram, leaves: Mapping[str, Array], lean: float = 0.0) -> dict[str, Array]:
+    """Outputs of a program by name. `lean` is added to what is rounded: values next to a middle take the other side."""
     values = {name: np.asarray(array, np.float64) for name, array in leaves.items()}
     with np.errstate(all="ignore"):
         for op in program.ops:
             terms = [values[t] if isinstance(t, str) else np.float64(t) for t in op.terms]
+            if op.kind == "round":
+                terms[0] = terms[0] + lean * (1 + np.abs(terms[0]) / 100)
             if op.axes:
                 result = getattr(np, op.kind.removeprefix("reduce_"))(terms[0], axis=op.axes, keepdims=True)
             else:
@@ -61,13 +63,13 @@ def _spread(value: Array, shape: Shape) -> Array:
     return np.broadcast_to(value, [found if d < 0 else d for d, found in zip(shape, rest, strict=True)])
 
 
-def reference_stitched(spec: LayerSpec, inputs: Sequence[Array]) -> list[Array]:
-    """Outputs of a stitched layer for its inputs, in order."""
+def reference_stitched(spec: LayerSpec, inputs: Sequence[Array], lean: float = 0.0) -> list[Array]:
+    """Outputs of a stitched layer for its inputs, in order. lean: see `evaluate_program`."""
     parameters = spec.parameters_as(StitchedParameters)
     given = dict(zip(parameters.names, [*inputs, *spec.weights.values()], strict=False))
     found: dict[str, Array] = {}
     for space in parameters.domains:
-        found |= evaluate_program(space.program, {name: given[name] for name in space.program.leaves})
+        found |= evaluate_program(space.program, {name: given[name] for name in space.program.leaves}, lean)
     shapes = [(t.shape, x.shape) for t, x in zip(spec.inputs, inputs, strict=True)]
     batch = next((b // -d for own, real in shapes for d, b in zip(own, real, strict=True) if d < 0), 1)
     results = parameters.names[len(parameters.names) - len(spec.outputs) :]  # tensors may have got other names since

@@ -24,8 +24,17 @@ FOLD: Mapping[str, Callable[[Expr], Expr]] = {
 }
 
 
+def _select(condition: Expr, a: Expr, b: Expr) -> Expr:
+    """a where the condition holds, else b.
+
+    It picks bits: of a Select of floats TVM works out an interval, as of integers, and fails where that is multiplied.
+    """
+    lanes = "int32x16"
+    return T.reinterpret("float32x16", T.Select(condition, T.reinterpret(lanes, a), T.reinterpret(lanes, b)))
+
+
 def _truth(condition: Expr) -> Expr:
-    return T.Select(condition, broadcast(1.0), broadcast(0.0))
+    return _select(condition, broadcast(1.0), broadcast(0.0))
 
 
 def _keeping_nan(choose: Callable[[Expr, Expr], Expr], a: Expr, b: Expr) -> Expr:
@@ -35,7 +44,7 @@ def _keeping_nan(choose: Callable[[Expr, Expr], Expr], a: Expr, b: Expr) -> Expr
     """
     if _is_number(b):
         return choose(b, a)
-    return choose(a, b) if _is_number(a) else T.Select(b <= b, choose(b, a), b)
+    return choose(a, b) if _is_number(a) else _select(b <= b, choose(b, a), b)
 
 
 def _is_number(value: Expr) -> bool:
@@ -62,5 +71,5 @@ ELEMENTWISE: Mapping[str, Callable[..., Expr]] = {
     "less": lambda a, b: _truth(a < b),
     "less_equal": lambda a, b: _truth(a <= b),
     "equal": lambda a, b: _truth(T.EQ(a, b)),
-    "where": lambda c, a, b: T.Select(c > broadcast(0.5), a, b),
+    "where": lambda c, a, b: _select(c > broadcast(0.5), a, b),
 }

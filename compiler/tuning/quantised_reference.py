@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -21,6 +21,7 @@ from veltair.compiler.tuning.reference_arithmetic import apply_activation
 
 Array = NDArray[Any]
 JUMPS = 1e-3  # share of the values of a layer that rounds floats
+LEAN = 1e-4  # steps from the middle of two, within which a kernel in single precision may take either
 
 
 def reference_product(spec: LayerSpec, x: list[Array]) -> list[Array]:
@@ -125,7 +126,8 @@ def without_jumps(found: Array, expected: Array) -> Array:
     """What was found, but for the few values that jumped to the next step: they are as expected.
 
     A kernel rounds in single precision what the reference rounds in double. Values jump that lie within a rounding
-    error of the middle of two steps: a few in a million, at each rounding, and their row if it is summed.
+    error of the middle of two steps: a few in a million, at each rounding, and their row if it is summed. Where steps
+    are rounded to other steps, many lie there (`within_choices`).
 
     >>> wanted = np.zeros(10_000)
     >>> [float(without_jumps(wanted + (np.arange(10_000) < jumps), wanted).max()) for jumps in (4, 40)]
@@ -140,6 +142,19 @@ def without_jumps(found: Array, expected: Array) -> Array:
         jumped = np.argpartition(error, error.size - count)[error.size - count :]
         kept[jumped] = expected.reshape(-1)[jumped]
     return kept.reshape(found.shape)
+
+
+def within_choices(found: Array, expected: Array, choices: Sequence[Array], margin: float) -> Array:
+    """What was found, where it lies between what the choices of a rounding give: there it is as expected.
+
+    A step that is scaled and rounded again, as behind a LeakyRelu, is in the middle of two steps for one in so many
+    values, whatever the inputs are.
+
+    >>> within_choices(np.array([1.0, 2.0]), np.zeros(2), [np.zeros(2), np.ones(2)], margin=1e-3).tolist()
+    [0.0, 2.0]
+    """
+    low, high = (extreme([expected, *choices], axis=0) for extreme in (np.minimum.reduce, np.maximum.reduce))
+    return np.where((found >= low - margin) & (found <= high + margin), expected, found)
 
 
 # By the operation of a layer.

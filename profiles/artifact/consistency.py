@@ -170,7 +170,7 @@ def _dimension(m: Manifest, weights_bytes: int) -> Iterator[str]:
     if not {name for name, axes in d.axes.items() if axes} & {port.name for port in m.client_inputs}:
         yield f"dimension {d.name}: no input has it"
     inputs = {port.name: port for port in m.client_inputs}
-    for name in (*d.masks, *d.pads):
+    for name in (*d.masks, *d.pads, *d.surplus):
         if name not in inputs or inputs[name].locations or not inputs[name].shape:
             yield f"dimension {d.name}: {name} is no input that is padded"
     for bucket, extent in zip(m.every_bucket, d.extents, strict=True):
@@ -186,7 +186,7 @@ def _dimension(m: Manifest, weights_bytes: int) -> Iterator[str]:
                 yield f"bucket {extent} of dimension {d.name}: its {side}s are not those of the model"
             for port in ours:
                 axes = d.axes.get(port.name, ())
-                wanted = (0,) if d.exact and side == "output" else (extent,)
+                wanted = (0,) if d.exact and side == "output" else (extent + d.surplus.get(port.name, 0),)
                 if any(not 0 <= axis < len(port.shape) or port.shape[axis] not in wanted for axis in axes):
                     where = f"bucket {extent} of dimension {d.name}"
                     yield f"{where}: {side} {port.name} is {list(port.shape)} in axes {axes}"

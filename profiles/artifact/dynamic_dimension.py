@@ -57,6 +57,7 @@ class DynamicDimension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     masks: tuple[str, ...] = ()  # inputs of 0 and 1, a 1 in each row: padding is proved for these alone
     exact: bool = False  # nothing is padded: kernels get the extent as EXTENT_INPUT
     reason: str = ""  # why that is so
+    surplus: dict[str, int] = {}  # by input: what its axes have more than the extent; of a decoder's mask, a new token
 
     def bucket_of(self, extent: int) -> int:
         """The index of the smallest bucket that takes a query of this extent."""
@@ -75,19 +76,29 @@ class DynamicDimension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The extent that inputs of these shapes have. Raises RequestError where it is out of bounds, or two differ."""
         extent, first = 0, ""
         for name, shape in shapes.items():
+            more = self.surplus.get(name, 0)
             for axis in self.axes.get(name, ()):
-                if axis >= len(shape) or not self.low <= shape[axis] <= self.high:
+                if axis >= len(shape) or not self.low <= shape[axis] - more <= self.high:
                     raise RequestError(
-                        f"{model}: input {name!r} has shape {list(shape)}; expected {self.low} to {self.high} along "
-                        f"dimension {axis} ({self.name})"
+                        f"{model}: input {name!r} has shape {list(shape)}; expected {self.low + more} to "
+                        f"{self.high + more} along dimension {axis} ({self.length_of(name)})"
                     )
-                extent, first = (extent, first) if extent else (shape[axis], name)
-                if shape[axis] != extent:
+                extent, first = (extent, first) if extent else (shape[axis] - more, name)
+                if shape[axis] - more != extent:
                     raise RequestError(
-                        f"{model}: input {name!r} has {shape[axis]} along dimension {axis} ({self.name}), {first!r} "
-                        f"has {extent}"
+                        f"{model}: input {name!r} has {shape[axis]} along dimension {axis} ({self.length_of(name)}), "
+                        f"{first!r} has {extent + self.surplus.get(first, 0)} ({self.length_of(first)})"
                     )
         return extent
+
+    def length_of(self, name: str) -> str:
+        """How long the axes of an input are, in words.
+
+        >>> DynamicDimension("past", 1, 8, (8,), {"mask": (1,)}, surplus={"mask": 1}).length_of("mask")
+        'past + 1'
+        """
+        more = self.surplus.get(name, 0)
+        return f"{self.name} + {more}" if more else self.name
 
     def check_masks(self, model: str, inputs: Mapping[str, NDArray[Any] | Strings]) -> None:
         """Raises RequestError for a mask of other values than 0 and 1, or with a row of zeros."""
@@ -132,5 +143,5 @@ class DynamicDimension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def first(self, name: str, value: NDArray[Any], extent: int) -> NDArray[Any]:
         """The part of an input or output that a query of this extent has."""
-        axes = self.axes.get(name, ())
-        return value[tuple(slice(0, extent) if axis in axes else slice(None) for axis in range(value.ndim))]
+        axes, end = self.axes.get(name, ()), extent + self.surplus.get(name, 0)
+        return value[tuple(slice(0, end) if axis in axes else slice(None) for axis in range(value.ndim))]

@@ -25,7 +25,7 @@ def describe_port(port: Port, dimension: DynamicDimension | None = None) -> str:
     'int64 (batch, seq)'
     """
     own = dimension.axes.get(port.name, ()) if dimension else ()
-    name = dimension.name if dimension else ""
+    name = dimension.length_of(port.name) if dimension else ""
     dims = ", ".join(name if axis in own else _dimension(dim) for axis, dim in enumerate(port.shape))
     text = f"{port.dtype} ({dims}{',' if len(port.shape) == 1 else ''})"
     if port.room:

@@ -60,7 +60,7 @@ def model_configuration(name: str, versions: Sequence[str], manifest: Manifest, 
     }
     if (dimension := manifest.dimension) is not None:  # beside the batch: its bounds, both inclusive, and its axes
         facts = {"name": dimension.name, "low": dimension.low, "high": dimension.high}
-        facts |= {"axes": dimension.axes, "masks": dimension.masks}
+        facts |= {"axes": dimension.axes, "masks": dimension.masks, "surplus": dimension.surplus}
         parameters["dimension"] = msgspec.json.encode(facts).decode()
     if manifest.ragged:
         parameters["bags"] = msgspec.json.encode([_bag_facts(each) for each in manifest.ragged]).decode()

@@ -159,7 +159,10 @@ def _expected_input(
     dtype = DTYPES[datatype] if raw else None
     row_bytes = math.prod(row_shape) * dtype.itemsize if dtype is not None else 0
     bounded = port.low is not None or port.high is not None
-    bounds, chosen = ((dimension.low, dimension.high), dimension.axes.get(port.name, ())) if dimension else ((0, 0), ())
+    bounds, chosen = (0, 0), tuple[int, ...]()
+    if dimension:
+        more, chosen = dimension.surplus.get(port.name, 0), dimension.axes.get(port.name, ())
+        bounds = dimension.low + more, dimension.high + more
     extents, texts = list[tuple[int, int]](), list[str]()
     for axis, dim in enumerate(port.shape):
         open_to = bags.get(port.name, (0, 0)) if dim == 0 else (1, max_batch) if dim < 0 else (dim, dim)

@@ -88,16 +88,52 @@ def image() -> onnx.ModelProto:
     return model(nodes, inputs, outputs, [weight("w", 4, 2, 3, 3)])
 
 
-MODELS = {"masked": text(), "mean": text(pool="mean"), "image": image()}
+def decoder() -> onnx.ModelProto:
+    """One more token beside those before it, whose keys are given; the mask is for all of them."""
+    nodes = [
+        node("Gather", ["words", "ids"], ["token"]),
+        node("Concat", ["past", "token"], ["present"], axis=1),
+        node("Transpose", ["present"], ["keys"], perm=[0, 2, 1]),
+        node("MatMul", ["token", "keys"], ["scores"]),
+        node("Unsqueeze", ["mask", "second"], ["row"]),
+        node("Cast", ["row"], ["put_out"], to=TensorProto.BOOL),
+        node("Where", ["put_out", "scores", "least"], ["kept"]),
+        node("Softmax", ["kept"], ["weights"], axis=-1),
+        node("MatMul", ["weights", "present"], ["next"]),
+    ]
+    constants = [
+        weight("words", VOCABULARY, HIDDEN),
+        constant("second", np.array([1], np.int64)),
+        constant("least", np.array(np.finfo(np.float32).min)),
+    ]
+    inputs = [
+        ("past", TensorProto.FLOAT, ["batch", "past", HIDDEN]),
+        ("ids", TensorProto.INT64, ["batch", 1]),
+        ("mask", TensorProto.INT64, ["batch", "past + 1"]),
+    ]
+    outputs = [
+        ("next", TensorProto.FLOAT, ["batch", 1, HIDDEN]),
+        ("present", TensorProto.FLOAT, ["batch", "past + 1", HIDDEN]),
+    ]
+    return model(nodes, inputs, outputs, constants)
+
+
+MODELS = {"masked": text(), "mean": text(pool="mean"), "image": image(), "decoder": decoder()}
 
 
 def dimension_of(name: str) -> str:
-    return "width" if name == "image" else "seq"
+    return {"image": "width", "decoder": "past"}.get(name, "seq")
 
 
 def query(name: str, extent: int, batch: int) -> Feeds:
     if name == "image":
         return {"x": random.standard_normal((batch, 2, 6, extent)).astype(np.float32)}
+    if name == "decoder":
+        return {
+            "past": random.standard_normal((batch, extent, HIDDEN)).astype(np.float32),
+            "ids": random.integers(0, VOCABULARY, (batch, 1)),
+            "mask": np.concatenate([random.integers(0, 2, (batch, extent)), np.ones((batch, 1), np.int64)], axis=1),
+        }
     mask = random.integers(0, 2, (batch, extent))
     mask[:, random.integers(extent)] = 1
     return {"ids": random.integers(0, VOCABULARY, (batch, extent)), "mask": mask}

@@ -9,8 +9,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from veltair.compiler.graph.graph_builder import NodeImporter
-from veltair.compiler.graph.layer_graph import ImportedLayers
+from veltair.compiler.graph.layer_graph import ImportedLayers, NodeImporter
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.fallback.onnxruntime_layer import onnxruntime_layer
 from veltair.compiler.onnx.constants import captured_names

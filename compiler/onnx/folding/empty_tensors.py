@@ -6,7 +6,8 @@ turn, a decoder joins its new keys to a past of length 0, and a list of axes may
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,6 +16,26 @@ from onnx import helper
 
 from veltair.compiler.onnx.folding.shape_propagation import TensorFacts
 from veltair.compiler.onnx.node_attributes import attribute
+
+
+def leave_out_constants(nodes: Iterable[onnx.NodeProto], constants: Mapping[str, NDArray[Any]]) -> None:
+    """Take constants of no extent out of every Concat along it that has other parts.
+
+    ONNX Runtime passes over them, also where another dimension differs: keys of no past, (1, heads, 0, width), stand
+    before those of any batch.
+    """
+
+    def is_empty(name: str, axis: int) -> bool:
+        shape = constants[name].shape if name in constants else ()
+        return -len(shape) <= axis < len(shape) and shape[axis] == 0
+
+    for node in nodes:
+        if node.op_type != "Concat":
+            continue
+        axis = attribute(node, "axis", 0)
+        full = [name for name in node.input if not is_empty(name, axis)]
+        if full and len(full) < len(node.input):
+            node.CopyFrom(_joined(node, full, list(node.output)))
 
 
 def without_empty(

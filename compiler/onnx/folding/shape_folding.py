@@ -18,7 +18,7 @@ from onnx import helper
 from veltair.compiler.onnx.constants import captured_names, needed_nodes
 from veltair.compiler.onnx.folding.batch_axes import BATCHES, dimension, has_batch_elsewhere, one_row, with_axis_first
 from veltair.compiler.onnx.folding.element_wise import BROADCASTING
-from veltair.compiler.onnx.folding.empty_tensors import without_empty
+from veltair.compiler.onnx.folding.empty_tensors import leave_out_constants, without_empty
 from veltair.compiler.onnx.folding.folded_graph import FoldedGraph
 from veltair.compiler.onnx.folding.opaque_nodes import OWN_DOMAIN, is_opaque, join_opaque, narrow_floats, wrap_foreign
 from veltair.compiler.onnx.folding.row_numbers import ROWS, keep_apart
@@ -54,6 +54,7 @@ def fold_shapes(
 
     Raises ModelError naming a node whose shapes cannot be told, or depend on the batch other than in proportion.
     """
+    leave_out_constants(proto.graph.node, constants)
     propagation, facts = _propagate(proto, constants, dynamic, path, fallback=fallback)
     sized: Mapping[str, Port] = {}
     # An output that has the batch twice, or behind another dimension, is given like one whose extents values decide.

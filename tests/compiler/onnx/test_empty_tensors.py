@@ -37,6 +37,22 @@ def test_parts_without_elements_vanish(tmp_path: Path) -> None:
         np.testing.assert_array_equal(run_graph(graph, {"x": x}, batch)[0], wanted)
 
 
+def test_constants_without_elements_vanish_whatever_else_their_shape_is(tmp_path: Path) -> None:
+    """Keys of no past are written for one sample, and joined to those of any batch."""
+    past = numpy_helper.from_array(np.zeros((1, 2, 0, 4), np.float32), "past")
+    nodes = [
+        helper.make_node("Concat", ["past", "x"], ["keys"], "append", axis=2),
+        helper.make_node("Concat", ["past", "keys", "x"], ["y"], "again", axis=2),
+    ]
+    proto = model(nodes, [port("x", ["n", 2, 3, 4])], [port("y", ["n", 2, 6, 4])], [past])
+    graph = lower(load_model(saved(tmp_path, proto)), "fp32")
+    assert not any(layer.op == "onnxruntime" for layer in graph.layers)
+    for batch in (1, 3):
+        x = np.random.default_rng(batch).standard_normal((batch, 2, 3, 4)).astype(np.float32)
+        [wanted] = run(proto, {"x": x})
+        np.testing.assert_array_equal(run_graph(graph, {"x": x}, batch)[0], wanted)
+
+
 def test_an_output_without_elements_is_refused(tmp_path: Path) -> None:
     bounds = [numpy_helper.from_array(np.array([at]), name) for name, at in (("from", 9), ("axis", 1))]
     proto = model([node("Slice", "x from from axis", "y")], [port("x", ["n", 4])], [port("y", ["n", 0])], bounds)

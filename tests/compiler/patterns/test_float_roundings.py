@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from compiled_models import Told, records
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from quantised_models import save
 from run_kernels import run_graph
 
+from veltair.compiler.build import compile_model
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import LOWERING_PHASES, Lowering
@@ -101,3 +104,13 @@ def test_an_output_of_steps_and_one_of_their_floats_stay(tmp_path: Path) -> None
     graph = lowered(model)
     assert [port.name for port in graph.outputs] == ["y", "xq", "xd"]
     agrees(model, graph, np.random.default_rng(3).standard_normal((2, 9)).astype(np.float32))
+
+
+def test_steps_in_the_middle_of_two_others_may_become_either(tmp_path: Path, told: Told) -> None:
+    """One in ten steps below zero is in the middle of two steps once it is a tenth of itself."""
+    nodes = [*rounded("x", "s", "z"), node("LeakyRelu", ["xd"], ["e"], alpha=0.1), *rounded("e", "s", "z")]
+    nodes.append(node("Sin", ["ed"], ["y"]))
+    model = save(tmp_path / "net.onnx", nodes, {name: NUMBERS[name] for name in ("s", "z")}, ["n", 300], ["n", 300])
+    compile_model(model, tmp_path / "out", trials=0, precision="fp32", max_batch=2, store=records(tmp_path))
+    code, output, _ = told("verify", tmp_path / "out", model, "--json")
+    assert code == 0, json.loads(output)["mismatches"]

@@ -63,7 +63,7 @@ def test_every_extent_in_process(folder: Path, name: str) -> None:
 
 
 def test_verify_takes_the_bounds_and_every_bucket(folder: Path) -> None:
-    for name in ("masked", "image"):
+    for name in ("masked", "image", "decoder"):
         report = verify(load_artifact(folder / name), folder / f"{name}.onnx")
         assert report.ok and {1, LONGEST} <= set(report.extents)
     assert load_artifact(folder / "masked").manifest.dimension.extents == (9, 8)  # type: ignore[union-attr]
@@ -127,6 +127,20 @@ def test_queries_that_do_not_fit(daemon: veltair.Daemon, folder: Path) -> None:
     with refused.value as answer:
         assert answer.code == 400
         assert "1…9" in json.load(answer)["error"]
+
+
+def test_an_input_that_is_longer_than_the_dimension(daemon: veltair.Daemon, folder: Path) -> None:
+    right = query("decoder", 5, 1)
+    wrong = [
+        (right | {"mask": np.ones((1, 5), np.int64)}, r"'mask' has 5 along dimension 1 \(past \+ 1\), 'past' has 5"),
+        (right | {"mask": np.ones((1, LONGEST + 2), np.int64)}, r"1…2, 2…10\], got \[1, 11\]"),
+        (right | {"mask": np.ones((1, 1), np.int64)}, r"1…2, 2…10\], got \[1, 1\]"),
+    ]
+    with veltair.Client(f"grpc://{daemon.grpc}") as client, veltair.load(folder / "decoder", threads=1) as model:
+        for feeds, message in wrong:
+            for ask in (model, lambda given: client.infer("decoder", given)):
+                with pytest.raises(RequestError, match=message):
+                    ask(feeds)
 
 
 def test_without_onnx_runtime_only_what_pads(folder: Path, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_the_copy_gives_what_the_foreign_operators_mean(tmp_path: Path) -> None:
     found = standard_copy(model(tmp_path / "m.onnx", nodes, inputs, ["y"]))
     assert found is not None
     proto, ids = found
-    raw = {"words": Strings.from_values(TEXTS), "history": Strings.from_values(TEXTS), "n": NUMBERS}
+    raw = {"words": Strings.from_values(TEXTS), "history": Strings.from_values(TEXTS), "n": NUMBERS, "age": AGES}
     texts = np.array([text.decode() for text in TEXTS], object)
     feeds = {"words": texts, "history": texts, "n": NUMBERS, "age": AGES}
     feeds |= {each.name: each.values_in(raw) for each in ids}
