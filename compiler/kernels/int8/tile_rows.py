@@ -137,7 +137,7 @@ class PaddedImage(NamedTuple):
     >>> x, y = Activation("x", "uint8", (1, 8, 9, 9), 8), Activation("y", "uint8", (1, 4, 5, 5), 4)
     >>> image = PaddedImage.of(x, y, window)
     >>> image.across, image.groups, image.slots(5), image.taps()
-    (5, (0, 1), 6, [(0, 0), (0, 1), (1, 0)])
+    (5, (0, 1), 6, [(0, 0), (1, 0), (0, 1)])
     """
 
     channels: int
