@@ -84,7 +84,10 @@ def test_other_rows_are_named(columns: TrainingFeatures, tags: Any, message: str
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ('{feature = "user", hash = 9, cross = ["tags"], table = "t"}', "cross: expected int or string .* got 'tags'"),
+        (
+            '{feature = "user", hash = 9, cross = ["nobody"], table = "t"}',
+            "cross: expected int or string .* got 'nobody'",
+        ),
         ('{feature = "user", identity = 9, cross = ["user"], table = "t"}', "cross: expected hash"),
         (
             '{name = "rest", feature = "tags", hash = 9, remainder = true, table = "t"}',
