@@ -6,7 +6,7 @@ TensorFlow's semantics: tf.strings.to_hash_bucket_fast, Bucketize, tf.strings.sp
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, product
 from math import sqrt
 from typing import Any
@@ -115,7 +115,8 @@ def _compute_column(
         spelled = [[float(v) for v in present_values(feature, row) if NUMBER_PATTERN.fullmatch(v)] for row in raw]
         return np.array([[_combiner_scale(column, len(row)) * sum(row)] for row in spelled], np.float32).reshape(-1, 1)
     if column.cross_parts:
-        buckets = [_cross(column, feature, values, row) for row in range(len(raw))]
+        readers = [part_reader(part) for part in column.cross_parts]
+        buckets = [_cross(column, feature, readers, values, row) for row in range(len(raw))]
         found, place = [b for row in buckets for b in row], [at for at, row in enumerate(buckets) for _ in row]
     elif column.boundaries is not None:  # Bucketize: what is below no boundary, NaN as well, goes to the last bucket
         edges = np.array(column.boundaries, np.float32)
@@ -207,13 +208,19 @@ def _join_parts(column: FeatureColumn, values: Mapping[str, Any], row: int, own:
     return b"".join(texts) if column.parts else own
 
 
-def _cross(column: FeatureColumn, feature: Feature, values: Mapping[str, Any], row: int) -> list[int]:
+def _cross(
+    column: FeatureColumn,
+    feature: Feature,
+    readers: Sequence[Callable[[Any], Any]],
+    values: Mapping[str, Any],
+    row: int,
+) -> list[int]:
     """The buckets of all combinations of a row's values, REMOVED where one has none; the last part changes fastest."""
     parts: list[list[Any]] = []
-    for part in column.cross_parts:
+    for part, read in zip(column.cross_parts, readers, strict=True):
         given = values[part.feature][row]
         own = given if isinstance(given, list) else [given] if isinstance(given, bytes) else np.ravel(given).tolist()
-        parts.append([part_value(part, value) for value in own])
+        parts.append([read(value) for value in own])
     dropped = (
         b"" if feature.is_text and feature.empty == "drop" else feature.missing if feature.kind == "int" else False
     )
@@ -227,17 +234,22 @@ def _cross(column: FeatureColumn, feature: Feature, values: Mapping[str, Any], r
     ]
 
 
-def part_value(part: CrossPart, value: Any) -> Any:
-    """What is crossed for a value of a part's feature; False for none."""
+def part_reader(part: CrossPart) -> Callable[[Any], Any]:
+    """What is crossed for a value of a part's feature, as a function of it; False for none."""
+    numbers = part.numbers
     if part.boundaries is not None:
         edges = np.array(part.boundaries, np.float32)
-        return part.numbers[int(np.searchsorted(edges, np.float32(value), "right"))]
+        return lambda value: numbers[int(np.searchsorted(edges, np.float32(value), "right"))]
     if part.vocabulary is None:
-        return value
+        return lambda value: value
     words = {str(key).encode(): at for at, key in enumerate(part.vocabulary)}
-    text = value if isinstance(value, bytes) else str(value).encode()
-    unknown = len(words) + (bucket_of(value, part.oov) if part.oov else 0)
-    return part.numbers[words.get(text, unknown)]
+
+    def keyed(value: Any) -> Any:
+        text = value if isinstance(value, bytes) else str(value).encode()
+        unknown = len(words) + (bucket_of(value, part.oov) if part.oov else 0)
+        return numbers[words.get(text, unknown)]
+
+    return keyed
 
 
 def _apply_guards(column: FeatureColumn, index: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.features.feature_description import CrossPart, FeatureColumn
-from veltair.compiler.features.feature_reference import part_value
+from veltair.compiler.features.feature_reference import part_reader
 from veltair.compiler.features.fingerprint import CROSS_KEY, crossed_fingerprint
 from veltair.compiler.features.from_onnx.hash_buckets import Hashing
 from veltair.compiler.features.hashed_values import bucket_of, clean_text
@@ -95,7 +95,7 @@ class ValueClasses:
         for crossed in self.crossed:
             values = given[crossed.feature]
             flat = list(values.tolist() if isinstance(values, Strings) else np.reshape(values, -1).tolist())
-            found = [part_value(crossed.part, value) for value in flat]
+            found = list(map(part_reader(crossed.part), flat))
             each.append([found[at : at + crossed.width] for at in range(0, len(found), crossed.width)])
         rows = [
             self.buckets

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.vectors import Expr
@@ -27,12 +28,9 @@ class CasedText:
 
     def __getitem__(self, place: Any) -> Expr:
         value = in_register(self._text[place])
-        _, _, lanes = str(
-            value.ty.dtype if hasattr(value, "ty") and hasattr(value.ty, "dtype") else value.dtype
-        ).partition("x")
 
         def every(number: int) -> Expr:
-            return T.broadcast(T.uint8(number), int(lanes)) if lanes else T.uint8(number)
+            return T.broadcast(T.uint8(number), place.lanes) if isinstance(place, tirx.Ramp) else T.uint8(number)
 
         changes = T.And(value >= every(self._first), value <= every(self._last))
         moved = value + every(self._shift) if self._shift > 0 else value - every(-self._shift)

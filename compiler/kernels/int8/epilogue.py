@@ -83,10 +83,10 @@ def pack_numbers(spec: LayerSpec) -> NDArray[np.float32]:
         bounds = [product.last] if product and units.result else []
         if product and units.product and not product.between and product.addend is Addend.NONE:
             bounds = [product.first, *bounds]
-        rounding = _rounding(quantum(spec, "output"), spec.outputs[0].dtype, bounds)
+        scale, zero = quantum(spec, "output")
+        rounding = _rounding((scale, zero), spec.outputs[0].dtype, bounds)
         steps = rounding[0] if units.result else 1.0
-        numbers[OUTPUT : OUTPUT + 4] = *rounding, quantum(spec, "output")[1]
-        zero = quantum(spec, "output")[1]
+        numbers[OUTPUT : OUTPUT + 4] = *rounding, zero
         numbers.view(np.int32)[_ZERO : _LEAST + 1] = zero, np.rint(rounding[1]) + zero
     if product and product.between:
         between = quantum(spec, "between")

@@ -24,7 +24,7 @@ from veltair.compiler.codegen.row_lanes import flatten
 from veltair.compiler.codegen.vectors import LANES, Expr, ramp
 from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.graph.parameters.quantised import QuantisedProductParameters, Window
+from veltair.compiler.graph.parameters.quantised import QuantisedProductParameters
 from veltair.compiler.kernels.int8.epilogue import PADDING, epilogue_weights
 from veltair.compiler.kernels.int8.product_operands import ProductOperands, rows_and_width
 from veltair.compiler.kernels.int8.starting_sums import load_start, starting_sums
@@ -61,9 +61,8 @@ def amx_points(spec: LayerSpec) -> list[Point]:
     """Points of a layer that is possible; the first is right for most layers."""
     rows, width = rows_and_width(spec.outputs[0])
     panels = -(-width // panel_width(spec))
-    window = _window(spec)
-    if window is not None:
-        return _window_points(spec, PaddedImage.of(spec.inputs[0], spec.outputs[0], window), panels)
+    if (image := _image(spec)) is not None:
+        return _window_points(spec, image, panels)
     most = spec.most(rows)
     blocks = -(-most // BLOCK)
     depth = -(-len(spec.weights["weight"]) // DEPTH) * DEPTH if _is_copied(spec) else 0
@@ -122,9 +121,9 @@ def build_amx_product(spec: LayerSpec, point: Point) -> Kernel:
         _TileCode(spec, point, buffers).emit()
 
     function = build_prim_func([*spec.inputs, *weights, spec.outputs[0]], body)
-    most, panels, window = spec.most(rows_and_width(spec.outputs[0])[0]), int(point["panels"]), _window(spec)
-    if window is not None:
-        image, band = PaddedImage.of(spec.inputs[0], spec.outputs[0], window), int(point["band"])
+    most, panels = spec.most(rows_and_width(spec.outputs[0])[0]), int(point["panels"])
+    if (image := _image(spec)) is not None:
+        band = int(point["band"])
         rows, read = band * image.across, image.scratch(band)
     else:
         rows = min(int(point["rows"]), most)
@@ -140,9 +139,8 @@ def pack_int8_tiles(spec: LayerSpec) -> tuple[NDArray[np.int8], NDArray[np.int32
     That is minus the weights' sums, times the zero point where it is known before the layer runs. Of a convolution each
     stretch of a window fills steps of its own.
     """
-    weight, start, window = spec.weights["weight"], starting_sums(spec), _window(spec)
-    if window is not None:
-        image = PaddedImage.of(spec.inputs[0], spec.outputs[0], window)
+    weight, start = spec.weights["weight"], starting_sums(spec)
+    if (image := _image(spec)) is not None:
         weight = pad_axis(weight.reshape(*image.stretches(), -1), 1, image.pitch())
         weight = weight.reshape(-1, weight.shape[-1])
     padded = pad_axis(pad_axis(weight, 0, DEPTH), 1, BLOCK)
@@ -164,10 +162,12 @@ def _is_copied(spec: LayerSpec) -> bool:
     return bool(window and not window.is_point) or len(spec.weights["weight"]) % DEPTH != 0
 
 
-def _window(spec: LayerSpec) -> Window | None:
-    """The window of a convolution with more taps than one."""
+def _image(spec: LayerSpec) -> PaddedImage | None:
+    """The image of a convolution with more taps than one."""
     window = spec.parameters_as(QuantisedProductParameters).window
-    return None if window is None or window.kernel == (1, 1) else window
+    if window is None or window.kernel == (1, 1):
+        return None
+    return PaddedImage.of(spec.inputs[0], spec.outputs[0], window)
 
 
 class Block(NamedTuple):
@@ -200,9 +200,8 @@ class _TileCode:
         self.rows = self._rows(buffers[0], operands)
 
     def _rows(self, x: Any, operands: ProductOperands) -> TileRows:
-        window, total = _window(self.spec), operands.total
-        if window is not None:
-            image = PaddedImage.of(self.spec.inputs[0], self.spec.outputs[0], window)
+        image, total = _image(self.spec), operands.total
+        if image is not None:
             rows = GatheredRows if image.is_gathered else PaddedRows
             return rows(flatten(x), x.dtype, image, total, int(self.point["band"]))
         step = int(self.point["rows"])

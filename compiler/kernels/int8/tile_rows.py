@@ -61,7 +61,23 @@ class TileRows(Protocol):
         """The nth position of the block that begins at `first`; behind the last position, that one."""
 
 
-class RowsInPlace(TileRows):
+class ChunkedRows(TileRows):
+    """Positions are rows of the output, `step` of them a task.
+
+    ::
+
+        class Rows(ChunkedRows): ...
+    """
+
+    def __init__(self, total: Expr, step: int) -> None:
+        self.total, self.step, self.chunks = total, step, T.ceildiv(total, step)
+
+    def take(self, chunk: Expr, zero: Expr) -> None:
+        self.first = T.bind(chunk * self.step)
+        self.count = T.bind(T.min(self.step, self.total - self.first))
+
+
+class RowsInPlace(ChunkedRows):
     """Rows that fill whole steps are read where they lie; the last tile of a layer moves up and computes some twice.
 
     ::
@@ -70,12 +86,11 @@ class RowsInPlace(TileRows):
     """
 
     def __init__(self, x: Any, total: Expr, step: int) -> None:
-        self.source, self.total, self.step, self.stride = x, total, step, int(x.shape[1])
-        self.chunks = T.ceildiv(total, step)
+        super().__init__(total, step)
+        self.source, self.stride = x, int(x.shape[1])
 
     def take(self, chunk: Expr, zero: Expr) -> None:
-        self.first = T.bind(chunk * self.step)
-        self.count = T.bind(T.min(self.step, self.total - self.first))
+        super().take(chunk, zero)
         self.height = T.bind(T.min(self.total, TILE))
 
     def begin(self, position: Expr) -> Expr:
@@ -89,7 +104,7 @@ class RowsInPlace(TileRows):
         return Output(half, r, T.bind(self.begin(first + half * TILE) + r), None)
 
 
-class CopiedRows(TileRows):
+class CopiedRows(ChunkedRows):
     """Rows of other lengths or at some places only, a task's rows copied to scratch memory.
 
     ::
@@ -98,14 +113,12 @@ class CopiedRows(TileRows):
     """
 
     def __init__(self, source: Any, spec: LayerSpec, total: Expr, step: int) -> None:
-        self.source, self.spec, self.total, self.step = source, spec, total, step
-        self.depth = len(spec.weights["weight"])
+        super().__init__(total, step)
+        self.source, self.spec, self.depth = source, spec, len(spec.weights["weight"])
         self.stride = -(-self.depth // DEPTH) * DEPTH
-        self.chunks = T.ceildiv(total, step)
 
     def take(self, chunk: Expr, zero: Expr) -> None:
-        self.first = T.bind(chunk * self.step)
-        self.count = T.bind(T.min(self.step, self.total - self.first))
+        super().take(chunk, zero)
         self.height = T.int32(TILE)
         x, window = self.spec.inputs[0], self.spec.parameters_as(QuantisedProductParameters).window
         self.rows = allocate_scratch((self.step, self.stride), x.dtype)

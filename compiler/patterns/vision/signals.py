@@ -30,21 +30,8 @@ POOLS = frozenset({"MaxPool", "AveragePool"})
 # Of one tensor, element by element or channel by channel; other inputs are single numbers, or one for each channel.
 UNARY = frozenset(
     {
-        *(
-            "Abs",
-            "Cast",
-            "Clip",
-            "Elu",
-            "Erf",
-            "Exp",
-            "Gelu",
-            "HardSigmoid",
-            "HardSwish",
-            "Identity",
-            "LeakyRelu",
-            "Log",
-        ),
-        *("Mish", "Neg", "Relu", "Selu", "Sigmoid", "Softplus", "Sqrt", "Tanh"),
+        *("Abs", "Cast", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu"),
+        *("Log", "Mish", "Neg", "Relu", "Selu", "Sigmoid", "Softplus", "Sqrt", "Tanh"),
         *("BatchNormalization", "GlobalAveragePool"),
     }
 )
