@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
 from bench.part_tables import markdown_table
-from bench.paths import CLI, RESULTS
+from bench.paths import CLI, RESULTS, result_path
 from veltair.commands.bench import ENGINE_PROCESS
 from veltair.commands.timing.alternate_runs import run_alternately
 from veltair.compiler.quantisation.samples import ModelInput, model_inputs
@@ -188,7 +188,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--prepare", action="store_true", help="make files and artifacts, and measure nothing")
     parser.add_argument("--fresh", action="store_true", help="measure again what the result has already")
-    parser.add_argument("--out", type=Path, default=RESULTS / "int8.json")
+    parser.add_argument("--out", type=result_path, default=RESULTS / "int8.json")
     return parser.parse_args()
 
 

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from onnx.backend.test.case.node import collect_testcases
 
 import veltair
-from bench.paths import RESULTS, ROOT
+from bench.paths import RESULTS, ROOT, result_path
 from veltair.compiler.tuning.correctness import largest_errors
 from veltair.errors import VeltairError
 from veltair.machine.environment import describe_environment
@@ -220,7 +220,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=120, help="that a case may take")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that try cases side by side")
     parser.add_argument("--again", action="store_true", help="try what was tried already")
-    parser.add_argument("--out", type=Path, default=RESULTS / "node-cases.json")
+    parser.add_argument("--out", type=result_path, default=RESULTS / "node-cases.json")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -10,3 +11,14 @@ RESULTS = ROOT / "bench" / "results"  # committed: JSON, each file with the envi
 DEMO = ROOT / "demo"  # models and artifacts that `make demo` and the benches write; not committed
 SCENARIOS = ROOT / "scenarios"
 CLI = [sys.executable, "-m", "veltair.cli"]
+
+
+def result_path(text: str) -> Path:
+    """The file that a bench is told to write, as a type of argparse: checked before anything is measured.
+
+    Raises ArgumentTypeError where its folder does not exist, or it is a folder itself.
+    """
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise ArgumentTypeError(f"{text}: expected a file in a folder that exists")
+    return path

@@ -38,6 +38,8 @@ def main() -> int:
     args = parser.parse_args()
     pythons = args.triton_python, args.tensorflow, args.torch, args.export_python
     settings = Settings(args.results.resolve(), args.work.resolve(), *pythons)
+    if not args.list:
+        settings.results.mkdir(parents=True, exist_ok=True)
     failed: list[str] = []
     for name in args.only:
         print(f"== {name}", flush=True)

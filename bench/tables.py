@@ -178,6 +178,13 @@ same cores, and its own CPU time is shown. Triton's engines run DLRM on one thre
         lambda: with_environment("way", way.markdown),
     ),
     Section(
+        "The way of a query, on a Xeon with AMX",
+        """The same on two cores that have AMX, in one round (`python -m bench.serving.way --rounds 1`). ResNet-50 and
+the demo's mix are not shown: while they were measured the host's memory became three times slower, and each engine with
+it.""",
+        lambda: with_environment("xeon-amx/way", way.markdown),
+    ),
+    Section(
         "The way of a query, on an EPYC",
         """The same on two cores of a Zen 4, in one round (`python -m bench.serving.way --rounds 1`, without the demo's
 mix). Peaks are of DLRM alone.""",

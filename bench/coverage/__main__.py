@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.coverage.trial import Limits, try_network
-from bench.paths import DEMO, RESULTS, ROOT
+from bench.paths import DEMO, RESULTS, ROOT, result_path
 from veltair.machine.environment import describe_environment
 
 RESULT = RESULTS / "coverage.json"
@@ -156,7 +156,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="run what was run already")
     parser.add_argument("--seconds", type=float, default=600, help="that an export or a command may take")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="for exported files; default: demo/coverage")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=result_path, default=RESULT)
     return parser.parse_args()
 
 

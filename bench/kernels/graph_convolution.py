@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.paths import ROOT
+from bench.paths import ROOT, result_path
 from bench.recsys.embedding_tables import timed
 
 ROUNDS, BUDGET_S = 5, 4.0
@@ -158,7 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--artifact", type=Path, default=Path("gcn-fp32"))
     parser.add_argument("--torch", metavar="PYTHON", help="a Python with torch, and perhaps torch-geometric")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=result_path)
     parser.add_argument("--peer", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peer:

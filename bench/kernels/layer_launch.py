@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from bench.paths import result_path
 from veltair.machine.environment import describe_environment
 from veltair.machine.topology import usable_machine
 
@@ -65,7 +66,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("artifacts", type=Path, nargs="*")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=result_path)
     args = parser.parse_args()
     cores = usable_machine().cores
     os.environ.update(  # read when TVM is loaded

@@ -37,6 +37,7 @@ import onnxruntime as ort
 import veltair
 from bench.kernels.memory_bound_parts import MemoryBoundPart, import_parts, memory_bound_parts, write_parts
 from bench.kernels.stitched_networks import NETWORKS
+from bench.paths import result_path
 from bench.recsys.embedding_tables import timed
 from veltair.compiler.build import compile_model
 from veltair.compiler.graph.graph_builder import NodeImporter
@@ -94,7 +95,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, help="see veltair compile")
     parser.add_argument("--compile-only", action="store_true")
     parser.add_argument("--tensorflow", metavar="PYTHON")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=result_path)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"environment": asdict(describe_environment()), "models": {}}

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ import tvm_ffi
 from onnx import helper
 from tvm.s_tir import dlight
 
-from bench.paths import RESULTS
+from bench.paths import RESULTS, result_path
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.generic import GenericParameters
@@ -199,7 +198,7 @@ def times_us(calls: Sequence[Callable[[], None]], rounds: int) -> list[float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, default=RESULTS / "stitching.json")
+    parser.add_argument("--json", type=result_path, default=RESULTS / "stitching.json")
     args = parser.parse_args()
     os.environ.setdefault("TVM_NUM_THREADS", str(THREADS))  # TVM reads it when its pool starts, with the first kernel
     environment = asdict(describe_environment())  # before TVM's pool pins this thread

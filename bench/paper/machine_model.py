@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from bench.paths import RESULTS, ROOT
+from bench.paths import RESULTS, ROOT, result_path
 from veltair.compiler.tuning.transfer import parse_workload
 from veltair.machine.environment import describe_environment
 from veltair.machine.isa import cpu_features
@@ -52,7 +52,7 @@ MEMORY_BYTES = 2 << 30  # read by each core: more than any cache
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--name")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=result_path)
     parser.add_argument("--results", type=Path, default=RESULTS, help="where blocks.json and front.json are")
     parser.add_argument("--kernels", choices=["avx2"], help="write the measured shares of these kernels")
     arguments = parser.parse_args()

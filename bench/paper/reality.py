@@ -68,6 +68,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--again", action="store_true")
     args = parser.parse_args()
+    args.results.mkdir(parents=True, exist_ok=True)
     result = args.results / "reality.json"
     policies = args.policies.split(",")
     config = mix.prepare(mix.read_document(SCENARIO), SCENARIO.stem, "fp32")

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 import msgspec
 
-from bench.paths import SCENARIOS
+from bench.paths import SCENARIOS, result_path
 from veltair.api.simulations import DEFAULT_MACHINE, simulate
 from veltair.simulation.report import PolicySummary
 from veltair.simulation.routers import ROUTERS
@@ -29,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machines", type=int, default=100)
     parser.add_argument("--queries", type=int, default=15_000)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=result_path)
     args = parser.parse_args()
     steady = _scenario(args.queries)
     dying = tuple(MachineFailure(machine=i, at_s=DIES_S, back_s=BACK_S) for i in range(args.machines // 10))

@@ -17,10 +17,10 @@ import json
 import time
 from dataclasses import asdict
 from functools import cache
-from pathlib import Path
 from random import Random
 from statistics import median, quantiles
 
+from bench.paths import result_path
 from veltair.machine.environment import describe_environment
 from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
 from veltair.scheduler.events import Decision, Event, QueryArrived
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=16)
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--policies", type=lambda names: names.split(","), default=list(POLICIES), metavar="A,B,…")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=result_path)
     arguments = parser.parse_args()
     rows = [
         row(policy, arguments.cores, arguments.in_flight, arguments.queries, load)

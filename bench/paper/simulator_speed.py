@@ -13,11 +13,10 @@ import argparse
 import json
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 import msgspec
 
-from bench.paths import SCENARIOS
+from bench.paths import SCENARIOS, result_path
 from veltair.commands.simulate import DEFAULT_MACHINE
 from veltair.machine.environment import describe_environment
 from veltair.scheduler.policies.by_name import POLICIES
@@ -35,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--queries", type=int, default=6000)
     parser.add_argument("--policies", type=lambda names: names.split(","), default=list(POLICIES), metavar="A,B,…")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=result_path)
     args = parser.parse_args()
     scenario, machine = read_simulation_scenario(MIX), load_machine_model(DEFAULT_MACHINE)
     known = scenario_models(scenario, machine)

@@ -17,14 +17,13 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.paper.experiment_cache import Call, run
 from bench.paper.experiments import MACHINE, QUERIES
-from bench.paths import RESULTS
+from bench.paths import RESULTS, result_path
 from bench.policies import clairvoyant_bound, seed_peaks
 from bench.policies.seed_peaks import OURS, Setting
 from veltair.machine.environment import describe_environment
@@ -196,7 +195,7 @@ def _arguments() -> Any:
     parser.add_argument("--relax", type=float, default=1.0)
     parser.add_argument("--queries", type=int, default=QUERIES, help="of a run")
     parser.add_argument("--no-bounds", action="store_true", help="without what no scheduler exceeds")
-    parser.add_argument("--out", type=Path, default=RESULTS / "policies.json")
+    parser.add_argument("--out", type=result_path, default=RESULTS / "policies.json")
     return parser.parse_args()
 
 

@@ -31,7 +31,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bench.kernels.compiled_graph import CompiledGraph
-from bench.paths import RESULTS, ROOT
+from bench.paths import RESULTS, ROOT, result_path
 from bench.recsys.atrec_subgraphs import SUBGRAPHS, Subgraph
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.patterns import by_operator
@@ -159,7 +159,7 @@ def expected_of(peers: Mapping[str, Peer]) -> Sequence[NDArray[Any]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, default=RESULTS / "atrec.json")
+    parser.add_argument("--json", type=result_path, default=RESULTS / "atrec.json")
     parser.add_argument("--tensorflow", metavar="PYTHON", help="a Python with TensorFlow")
     args = parser.parse_args()
     cores, environment = usable_machine().cores, asdict(describe_environment())  # before the pool pins this thread

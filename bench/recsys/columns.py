@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.paths import ROOT
+from bench.paths import ROOT, result_path
 from bench.recsys.feature_columns import (
     COLUMN_SETS,
     EDGES,
@@ -268,7 +268,7 @@ def main() -> None:
     parser.add_argument("columns", choices=COLUMN_SETS)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("columns-bench"))
     parser.add_argument("--tensorflow", metavar="PYTHON")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=result_path)
     options = parser.parse_args()
     environment = asdict(describe_environment())  # before TVM's pool pins this thread
     os.environ.setdefault("TVM_NUM_THREADS", str(THREADS))  # TVM reads it when its pool starts, with the first kernel

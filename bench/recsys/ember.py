@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.paths import result_path
 from bench.recsys.embedding_tables import ID_SETS, SHAPES, in_turn, timed
 from bench.recsys.ember_kernels import (
     DISTANCES,
@@ -251,7 +252,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=Path("ember-bench"))
     parser.add_argument("--parts", default="ladder,tables,pages,storages")
     parser.add_argument("--torch", metavar="PYTHON", help="a Python with torch and fbgemm-gpu-cpu")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=result_path)
     options = parser.parse_args()
     if options.what == "prepare":
         prepare(options.folder)

@@ -24,6 +24,7 @@ from typing import Any
 
 from rich.progress import Progress
 
+from bench.paths import result_path
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.embedding.table_storage import TableStorage
 from veltair.compiler.graph.layer_graph import LayerGraph
@@ -123,7 +124,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("ladder-bench"), help="where models and tables are written")
     parser.add_argument("--models", nargs="*", choices=tuple(ZOO), default=list(MODELS))
     parser.add_argument("--no-storages", action="store_true", help="leave out the tables of 2 GB")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=result_path)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"environment": asdict(describe_environment()), "choices": [], "storages": {}}

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from bench.at_once import fairest_ms
-from bench.paths import CLI, DEMO, RESULTS, ROOT
+from bench.paths import CLI, DEMO, RESULTS, ROOT, result_path
 from bench.recsys.model_engines import AT_ONCE, FROM_REQUEST, draw_inputs
 from bench.recsys.ready_made import ready_made, with_lookups
 from bench.serving import mix
@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("--prepare", action="store_true", help="write, compile and verify, but measure nothing")
     parser.add_argument("--again", action="store_true", help="measure what was measured already")
     parser.add_argument("--folder", type=Path, default=FOLDER, help=f"default: {FOLDER.relative_to(ROOT)}")
-    parser.add_argument("--json", type=Path, default=RESULT, help=f"where to (default: {RESULT.relative_to(ROOT)})")
+    parser.add_argument("--json", type=result_path, default=RESULT, help=f"default: {RESULT.relative_to(ROOT)}")
     args = parser.parse_args()
     names, batches = args.models.split(","), [int(batch) for batch in args.batches.split(",")]
     if unknown := [name for name in names if name not in RECOMMENDERS]:

@@ -27,7 +27,7 @@ import onnx
 import psutil
 from onnx import TensorProto, helper
 
-from bench.paths import CLI
+from bench.paths import CLI, result_path
 from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
 from veltair.loadgen.open_loop import draw_schedule
 from veltair.loadgen.run_schedule import run_schedule
@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=8.0, help="of load for each model")
     parser.add_argument("--artifacts", type=Path, help="where the models are kept (default: a temporary folder)")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=result_path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="veltair-front-") as folder:
         kept = args.artifacts or Path(folder)

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 
 from bench.part_tables import markdown_table
-from bench.paths import RESULTS
+from bench.paths import RESULTS, result_path
 from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
 from bench.serving.front_end import compile_nodes
 from bench.serving.way.open_load import drive
@@ -58,7 +58,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="how long each load is held")
-    parser.add_argument("--out", type=Path, default=RESULTS / "fronts.json")
+    parser.add_argument("--out", type=result_path, default=RESULTS / "fronts.json")
     args = parser.parse_args()
     turns = [(fronts, body) for _ in range(args.rounds) for fronts in FRONTS for body in BODIES]
     found: dict[str, Any] = {"environment": asdict(describe_environment()), "measurements": []}

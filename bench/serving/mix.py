@@ -56,6 +56,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="measure what was measured already")
     args = parser.parse_args()
     slower = "" if args.slower == 1 else f"-slower-{args.slower:g}"
+    args.results.mkdir(parents=True, exist_ok=True)
     path = args.results / f"mix-{args.scenario.stem}{slower}{'-shared' * args.shared_memory}.json"
     found: dict[str, Any] = {"environment": asdict(describe_environment()), "searches": []}
     if path.exists() and not args.again:

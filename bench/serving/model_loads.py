@@ -25,7 +25,7 @@ import tritonclient.http as triton
 from rich.console import Console
 
 from bench.part_tables import markdown_table
-from bench.paths import CLI, RESULTS
+from bench.paths import CLI, RESULTS, result_path
 from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
 from veltair.machine.environment import describe_environment
 from veltair.profiles.artifact.artifact_folder import load_artifact
@@ -118,7 +118,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--qps", type=float, default=100.0)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULTS / "model-loads.json")
+    parser.add_argument("--out", type=result_path, default=RESULTS / "model-loads.json")
     return parser.parse_args()
 
 

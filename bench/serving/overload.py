@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.part_tables import markdown_table
-from bench.paths import CLI, DEMO, RESULTS
+from bench.paths import CLI, DEMO, RESULTS, result_path
 from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
 
 TITLE = "Overload"
@@ -134,7 +134,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--protocols", type=lambda text: text.split(","), default=["grpc", "http"])
-    parser.add_argument("--out", type=Path, default=RESULTS / "overload.json")
+    parser.add_argument("--out", type=result_path, default=RESULTS / "overload.json")
     return parser.parse_args()
 
 

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 import tomli_w
 
 import veltair
-from bench.paths import ROOT
+from bench.paths import ROOT, result_path
 from veltair.machine.environment import describe_environment
 from veltair.machine.topology import usable_machine
 from veltair.zoo.recommendation.elm_wdl import ELM_WDL
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=16 * BATCH)
     parser.add_argument("--tensorflow", help="a Python with TensorFlow")
-    parser.add_argument("--json", type=Path, help="where the rates go, with the environment")
+    parser.add_argument("--json", type=result_path, help="where the rates go, with the environment")
     args = parser.parse_args(arguments)
     environment, cores = describe_environment(), len(usable_machine().cores)
     described = description()

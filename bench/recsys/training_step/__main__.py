@@ -16,10 +16,9 @@ import json
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from bench.paths import ROOT
+from bench.paths import ROOT, result_path
 from veltair.machine.environment import describe_environment
 from veltair.machine.topology import usable_machine
 
@@ -40,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", required=True, help="a Python with torch, and fbgemm_gpu if that is to be a peer")
     parser.add_argument("--turns", type=int, default=TURNS)
-    parser.add_argument("--json", type=Path, help="where the rates go, with the environment")
+    parser.add_argument("--json", type=result_path, help="where the rates go, with the environment")
     args = parser.parse_args(arguments)
     environment, versions, rates = describe_environment(), {}, {}
     for threads in sorted({1, len(usable_machine().cores)}):

@@ -29,7 +29,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.paths import CLI, DEMO, RESULTS, SCENARIOS
+from bench.paths import CLI, DEMO, RESULTS, SCENARIOS, result_path
 from bench.serving import triton
 from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
 from bench.serving.way import lone_client, open_load, summary
@@ -95,7 +95,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--before", metavar="PATH", help="the Python of an earlier version, to be measured as well")
     parser.add_argument("--artifacts", type=Path, default=DEMO / "artifacts", help="folder with an artifact a model")
     parser.add_argument("--models", type=Path, default=DEMO / "models", help="folder with NAME.onnx of each model")
-    parser.add_argument("--out", type=Path, default=RESULTS / "way.json")
+    parser.add_argument("--out", type=result_path, default=RESULTS / "way.json")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=_list_of(ROWS), default=ROWS, help=f"of {', '.join(ROWS)} (default: all)")
     models = (*SUBJECTS, DEMO_MIX)
