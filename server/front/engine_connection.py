@@ -146,6 +146,8 @@ class EngineConnection:
         """The engine now, with a page of the blocks after its cursor `since` unless that is None.
 
         Raises OverloadedError when the engine process ends before it answers."""
+        if self.exited.done():
+            raise OverloadedError(RefusalReason.RESTARTING)
         future: asyncio.Future[m.EngineStatus] = self._loop.create_future()
         self._status_requests.append(future)
         self.send(m.GetStatus(since))

