@@ -7,7 +7,8 @@ of before, and prints both.
 Runs `tests/faults` with the number of rounds of `full`, which takes hours; each row is kept in
 `bench/results/faults.json` as soon as it has ended, so a run that was interrupted goes on where it was: rows that this
 version has passed in full are left out, unless asked for with `--again`. `--share 0.05` runs a twentieth of the rounds,
-to try a row, and keeps nothing. `docs/promises.md` is written from that file (`--page` writes it alone).
+to try a row, and keeps nothing; nor is a test kept that has no rounds. `docs/promises.md` is written from that file
+(`--page` writes it alone).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def main() -> int:
                 continue
             found = measure(row, version, args.share, args.models)
             found["before_s"] = before(read().get(short(row), {}), found)
-            if args.share == 1 and found["outcome"] != "skipped":
+            if args.share == 1 and found["outcome"] != "skipped" and found["tried"]:
                 FOUND.write_text(json.dumps(read() | {short(row): found}, indent=1) + "\n", "utf-8")
             failed += found["outcome"] != "passed"
             took = f"{found['tried']:>6} rounds  {found['seconds']:>7.0f} s  {row}"
