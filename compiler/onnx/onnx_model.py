@@ -27,6 +27,7 @@ from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
 from veltair.compiler.onnx.node_attributes import name_nodes
 from veltair.compiler.onnx.node_checks import check_loops, check_values
+from veltair.compiler.onnx.quantised.block_weights import unpack_block_weights
 from veltair.compiler.onnx.quantised.nodes import (
     QuantisedConstant,
     find_quantised,
@@ -147,6 +148,7 @@ def load_model(
         check_loops(simple.graph, path)
         _check_sizes(simple, limit, held, path)
         name_nodes(simple)
+        unpack_block_weights(simple.graph, constants)
         separate_quantisation(simple.graph, constants)
         quantised = find_quantised(simple.graph, constants)
         check_operator_domains(simple, domains, path)
