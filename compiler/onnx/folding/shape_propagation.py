@@ -29,6 +29,7 @@ from veltair.compiler.onnx.node_evaluation import (
     TensorType,
     infer_foreign,
     infer_node,
+    is_unfilled,
     measure_node,
 )
 from veltair.compiler.onnx.simplify import describe_error
@@ -213,7 +214,10 @@ class ShapePropagation:
                 found |= measure_node(node, self._opsets, types)
             return found
         except Exception as error:  # ONNX raises whatever its checks raise
-            if lenient or self._stated is not None:  # ONNX Runtime has loaded the model, and knows better
+            unfilled = is_unfilled(node, types)
+            if (
+                lenient or self._stated is not None
+            ) and not unfilled:  # ONNX Runtime has loaded the model, and knows better
                 return {}
             text = describe_error(error)
             raise ModelError(f"{self._path}: node {node.name!r} ({node.op_type}): {text}") from None
