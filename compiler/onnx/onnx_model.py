@@ -260,9 +260,15 @@ def _call_older(proto: onnx.ModelProto, version: int) -> None:
 
 
 def _is_dynamic(proto: onnx.ModelProto, path: Path) -> bool:
-    """Whether some input's first dimension is symbolic. No other dimension may be."""
+    """Whether some input's first dimension is symbolic. No other dimension may be.
+
+    A constant that is listed as an input has the shape of its values, whatever is stated of it.
+    """
     dynamic = False
+    constants = {tensor.name for tensor in proto.graph.initializer}
     for value in proto.graph.input:
+        if value.name in constants:
+            continue
         where = f"{path}: input {value.name!r}"
         if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
             raise ModelError(f"{where} is not a tensor with a shape")

@@ -214,10 +214,10 @@ class ShapePropagation:
                 found |= measure_node(node, self._opsets, types)
             return found
         except Exception as error:  # ONNX raises whatever its checks raise
-            unfilled = is_unfilled(node, types)
-            if (
-                lenient or self._stated is not None
-            ) and not unfilled:  # ONNX Runtime has loaded the model, and knows better
+            if is_unfilled(node, types):
+                text = "a part without elements leaves room in the result; expected parts that differ along axis alone"
+                raise ModelError(f"{self._path}: node {node.name!r} (Concat): {text}") from None
+            if lenient or self._stated is not None:  # ONNX Runtime has loaded the model, and knows better
                 return {}
             text = describe_error(error)
             raise ModelError(f"{self._path}: node {node.name!r} ({node.op_type}): {text}") from None
