@@ -20,7 +20,7 @@ from veltair.compiler.features.from_onnx.column_extraction import ExtractedColum
 from veltair.compiler.features.from_onnx.column_reader import TEXTUAL
 from veltair.compiler.onnx.allowed_operators import STANDARD, check_operator_domains, check_written_operators
 from veltair.compiler.onnx.bags.bag_inputs import BagRoom, give_bags_rows
-from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables
+from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables, state_constants
 from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes, open_surplus
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
@@ -208,6 +208,7 @@ def parse_model(path: Path) -> onnx.ModelProto:
     if not any(entry.domain in STANDARD for entry in proto.opset_import):
         # Trees and pipelines may have operators of ai.onnx.ml alone.
         proto.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+    state_constants(graph)
     give_matrices(proto, path)
     return proto
 
@@ -260,15 +261,9 @@ def _call_older(proto: onnx.ModelProto, version: int) -> None:
 
 
 def _is_dynamic(proto: onnx.ModelProto, path: Path) -> bool:
-    """Whether some input's first dimension is symbolic. No other dimension may be.
-
-    A constant that is listed as an input has the shape of its values, whatever is stated of it.
-    """
+    """Whether some input's first dimension is symbolic. No other dimension may be."""
     dynamic = False
-    constants = {tensor.name for tensor in proto.graph.initializer}
     for value in proto.graph.input:
-        if value.name in constants:
-            continue
         where = f"{path}: input {value.name!r}"
         if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
             raise ModelError(f"{where} is not a tensor with a shape")
