@@ -81,8 +81,9 @@ def _weight(node: onnx.NodeProto, constants: Mapping[str, Array]) -> Array | Non
     if packed.dtype != np.uint8 or scale.dtype != np.float32 or not whole:
         return None
     values = _unpack(packed.reshape(columns, -1), bits).reshape(columns, blocks, block).astype(np.float32)
+    middle: Array
     if not zeros:
-        middle = np.float32(1 << (bits - 1))
+        middle = np.full(1, 1 << (bits - 1), np.float32)
     elif constants[zeros].dtype == np.uint8 and constants[zeros].size == columns * -(-blocks * bits // 8):
         middle = _unpack(constants[zeros].reshape(columns, -1), bits)[:, :blocks, np.newaxis].astype(np.float32)
     elif constants[zeros].dtype == np.float32 and constants[zeros].size == columns * blocks:
