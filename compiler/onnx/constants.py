@@ -45,6 +45,15 @@ def type_name(data_type: int) -> str:
     return "string" if dtype.kind == "O" else str(dtype)
 
 
+def state_constants(graph: onnx.GraphProto) -> None:
+    """Give constants that are listed as inputs the type and the shape of their values, whatever the file states."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for value in graph.input:
+        if value.name in tensors:
+            tensor = tensors[value.name]
+            value.CopyFrom(helper.make_tensor_value_info(value.name, tensor.data_type, list(tensor.dims)))
+
+
 def check_tensors(proto: onnx.ModelProto, path: Path) -> None:
     """Check every constant of the model, those of inner graphs and functions included. Raises ModelError."""
     if proto.graph.sparse_initializer:

@@ -208,3 +208,17 @@ def _session(model: bytes) -> ort.InferenceSession | None:
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception:  # ONNX Runtime raises whatever its loader raises
         return None
+
+
+def is_unfilled(node: onnx.NodeProto, types: Mapping[str, TensorType]) -> bool:
+    """Whether a part of a Concat has no elements, but an extent along its axis, and others have elements.
+
+    ONNX Runtime makes room for such a part and writes nothing there: what the memory held before is the result.
+    """
+    if node.op_type != "Concat" or any(name not in types or types[name].shape is None for name in node.input):
+        return False
+    shapes = [types[name].shape or () for name in node.input]
+    axis = attribute(node, "axis", 0)
+    return any(map(all, shapes)) and any(
+        -len(shape) <= axis < len(shape) and 0 in shape and shape[axis] for shape in shapes
+    )

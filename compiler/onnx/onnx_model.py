@@ -20,13 +20,14 @@ from veltair.compiler.features.from_onnx.column_extraction import ExtractedColum
 from veltair.compiler.features.from_onnx.column_reader import TEXTUAL
 from veltair.compiler.onnx.allowed_operators import STANDARD, check_operator_domains, check_written_operators
 from veltair.compiler.onnx.bags.bag_inputs import BagRoom, give_bags_rows
-from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables
+from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables, state_constants
 from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes, open_surplus
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
 from veltair.compiler.onnx.node_attributes import name_nodes
 from veltair.compiler.onnx.node_checks import check_loops, check_values
+from veltair.compiler.onnx.quantised.block_weights import unpack_block_weights
 from veltair.compiler.onnx.quantised.nodes import (
     QuantisedConstant,
     find_quantised,
@@ -147,6 +148,7 @@ def load_model(
         check_loops(simple.graph, path)
         _check_sizes(simple, limit, held, path)
         name_nodes(simple)
+        unpack_block_weights(simple.graph, constants)
         separate_quantisation(simple.graph, constants)
         quantised = find_quantised(simple.graph, constants)
         check_operator_domains(simple, domains, path)
@@ -206,6 +208,7 @@ def parse_model(path: Path) -> onnx.ModelProto:
     if not any(entry.domain in STANDARD for entry in proto.opset_import):
         # Trees and pipelines may have operators of ai.onnx.ml alone.
         proto.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+    state_constants(graph)
     give_matrices(proto, path)
     return proto
 

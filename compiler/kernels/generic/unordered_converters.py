@@ -6,6 +6,7 @@ TVM's arithmetic takes floats for ordered: not (a < b) becomes b <= a, a < b or 
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -164,6 +165,27 @@ class _ReduceLogSumExp(onnx_frontend.ReduceLogSumExp):  # type: ignore[misc]  # 
         return convert
 
 
+def _choosing(converter: Any, choose: Callable[[Any, Any], Any]) -> Any:
+    """TVM's converter of ONNX Max or Min, of which NaN in any operand makes NaN.
+
+    TVM's choice is the second of two operands without an order, so that NaN in the first one has to be kept.
+    """
+
+    class Choosing(converter):  # type: ignore[misc]  # TVM has no types
+        @classmethod
+        def _impl_v1(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+            if all(isinstance(value, tvm.ir.GenericConst) for value in inputs) or not _is_float(inputs[0]):
+                return super()._impl_v1(bb, inputs, attr, params)
+
+            def chosen(a: Any, b: Any) -> Any:
+                found = bb.normalize(choose(a, b))
+                return bb.normalize(relax.op.where(bb.normalize(relax.op.isnan(a)), a, found))
+
+            return functools.reduce(chosen, inputs)
+
+    return Choosing
+
+
 def _arg_reduction(converter: Any, better: Callable[[Any, Any], Any], or_same: Callable[[Any, Any], Any]) -> Any:
     """TVM's converter of ONNX ArgMax or ArgMin, whose place is inside of the axis whatever the values are.
 
@@ -234,6 +256,8 @@ UNORDERED = {  # by operator
     "ReduceLogSumExp": _ReduceLogSumExp,
     "ArgMin": _arg_reduction(onnx_frontend.ArgMin, operator.lt, operator.le),
     "Equal": _Equal,
+    "Max": _choosing(onnx_frontend.Max, relax.op.maximum),
+    "Min": _choosing(onnx_frontend.Min, relax.op.minimum),
     "Sub": _Sub,
     "Sign": _Sign,
     "Elu": _Elu,

@@ -29,6 +29,7 @@ from veltair.compiler.onnx.node_evaluation import (
     TensorType,
     infer_foreign,
     infer_node,
+    is_unfilled,
     measure_node,
 )
 from veltair.compiler.onnx.simplify import describe_error
@@ -213,6 +214,9 @@ class ShapePropagation:
                 found |= measure_node(node, self._opsets, types)
             return found
         except Exception as error:  # ONNX raises whatever its checks raise
+            if is_unfilled(node, types):
+                text = "a part without elements leaves room in the result; expected parts that differ along axis alone"
+                raise ModelError(f"{self._path}: node {node.name!r} (Concat): {text}") from None
             if lenient or self._stated is not None:  # ONNX Runtime has loaded the model, and knows better
                 return {}
             text = describe_error(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 from onnx.helper import make_node as node
 from stitch.region_case import Case, run
 
@@ -57,6 +58,17 @@ def test_pairs() -> None:
         found = run(case, case.region(COUNT), given, COUNT)
     for name, ours, expected in zip(case.outputs, found, case.expected(given, COUNT), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("operator", ["Max", "Min"])
+def test_choices_of_doubles(operator: str) -> None:
+    double, single = TensorProto.DOUBLE, TensorProto.FLOAT
+    nodes = [*cast("a", double), *cast("b", double), node(operator, [f"a.{double}", f"b.{double}"], ["c"])]
+    nodes += cast("c", single)
+    case = Case(nodes, {"a": (-1, COUNT), "b": (-1, COUNT)}, [f"c.{single}"], {})
+    given = {"a": np.repeat(NUMBERS, COUNT).reshape(COUNT, COUNT), "b": np.tile(NUMBERS, (COUNT, 1))}
+    [found] = run(case, case.region(COUNT), given, COUNT)
+    np.testing.assert_array_equal(found, case.expected(given, COUNT)[0])
 
 
 @pytest.mark.parametrize(("comparison", "operand", "expected"), [("Less", "one", 5), ("Equal", "a", 1)])

@@ -53,6 +53,16 @@ def test_constants_without_elements_vanish_whatever_else_their_shape_is(tmp_path
         np.testing.assert_array_equal(run_graph(graph, {"x": x}, batch)[0], wanted)
 
 
+@pytest.mark.parametrize("parts", ["x none", "none x", "x none x"])
+def test_an_empty_part_that_leaves_room_in_a_concat_is_refused(tmp_path: Path, parts: str) -> None:
+    """ONNX Runtime gives what the memory held before."""
+    none = numpy_helper.from_array(np.zeros((0, 4), np.float32), "none")
+    width = 4 * len(parts.split())
+    proto = model([node("Concat", parts, "y", axis=1)], [port("x", ["n", 4])], [port("y", ["n", width])], [none])
+    with pytest.raises(ModelError, match="without elements leaves room"):
+        load_model(saved(tmp_path, proto))
+
+
 def test_an_output_without_elements_is_refused(tmp_path: Path) -> None:
     bounds = [numpy_helper.from_array(np.array([at]), name) for name, at in (("from", 9), ("axis", 1))]
     proto = model([node("Slice", "x from from axis", "y")], [port("x", ["n", 4])], [port("y", ["n", 0])], bounds)

@@ -104,7 +104,10 @@ def test_fused_operators_are_standard_ones(tmp_path: Path, name: str) -> None:
 
 def test_an_operator_without_standard_nodes_is_left_alone(tmp_path: Path) -> None:
     """What follows it is ours, and patterns do not take it for the operator of the same name."""
-    nodes = [fused("Gelu", "r", "g"), fused("MatMulNBits", "g q s", "h", K=16, N=6, bits=4, block_size=16)]
+    nodes = [
+        fused("Gelu", "r", "g"),
+        fused("MatMulNBits", "g q s", "h", K=16, N=6, bits=4, block_size=16, accuracy_level=4),
+    ]
     nodes += [helper.make_node("MatMul", ["h", "m"], ["z"]), helper.make_node("Relu", ["z"], ["y"])]
     quantised = {"q": random.integers(0, 256, (6, 1, 8)).astype(np.uint8), "s": normal(6), "m": normal(6, 6)}
     path = save(tmp_path / "net.onnx", nodes, ("n", 16), quantised)

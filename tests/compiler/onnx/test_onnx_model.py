@@ -156,3 +156,12 @@ def test_an_output_whose_shape_onnxs_inference_does_not_tell(tmp_path: Path, op:
     made = node(op, "x s s" if attributes else "x", "y", **attributes)
     proto = model([made], [port("x", image)], [port("y", None)], [scale] if attributes else [], opset=21)
     assert load_model(saved(tmp_path, proto), 4).outputs[0].shape == (-1, 4, 6, 6)
+
+
+@pytest.mark.parametrize("stated", [None, ("n", 4), (9, 9), (-1, 4)])
+def test_a_constant_that_is_an_input_has_the_shape_of_its_values(tmp_path: Path, stated: Any) -> None:
+    proto = model([node("Add", "x w", "y")], [port("x"), port("w", stated)])
+    loaded = load_model(saved(tmp_path, proto))
+    assert [spec.name for spec in loaded.inputs] == ["x"]
+    assert loaded.outputs[0].shape == (2, 4)
+    assert loaded.max_batch == 1

@@ -111,7 +111,17 @@ CASES: dict[str, tuple[Nodes, list[Any], list[Any], dict[str, NDArray[Any]]]] = 
     ),
     "an operator of ONNX Runtime's own": (
         [
-            node("MatMulNBits", ["x", "q", "s"], ["g"], domain="com.microsoft", K=16, N=6, bits=4, block_size=16),
+            node(
+                "MatMulNBits",
+                ["x", "q", "s"],
+                ["g"],
+                domain="com.microsoft",
+                K=16,
+                N=6,
+                bits=4,
+                block_size=16,
+                accuracy_level=4,
+            ),
             node("Relu", ["g"], ["y"]),
         ],
         ["n", 16],
