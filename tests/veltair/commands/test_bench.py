@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +12,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from veltair.cli import main
 
-def run(*arguments: object, home: str = "") -> subprocess.CompletedProcess[str]:
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "veltair.cli", *map(str, arguments)]
-    environment = os.environ | ({"XDG_DATA_HOME": home} if home else {})
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +34,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     )
     model = folder / "one.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), model)
-    done = run(
-        "compile", model, "--out", folder / "one", "--precision", "fp32", "--trials", 0, home=str(folder / "xdg")
-    )
-    assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(folder / "xdg"))
+        assert main(["compile", str(model), "--out", str(folder / "one"), "--precision", "fp32", "--trials", "0"]) == 0
     return folder / "one", model
 
 
@@ -65,17 +64,19 @@ def test_every_engine_is_timed_on_every_thread_count(compiled: tuple[Path, Path]
         (("--also", "nowhere"), "nowhere"),
     ],
 )
-def test_a_wrong_option_is_named(compiled: tuple[Path, Path], options: tuple[str, str], says: str) -> None:
-    done = run("bench", *compiled, *options)
-    assert done.returncode == 2
-    assert says in done.stderr
+def test_a_wrong_option_is_named(
+    compiled: tuple[Path, Path], options: tuple[str, str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *map(str, compiled), *options]) == 2
+    assert says in capsys.readouterr().err
 
 
-def test_another_model_than_the_artifact_s_is_refused(compiled: tuple[Path, Path], tmp_path: Path) -> None:
+def test_another_model_than_the_artifact_s_is_refused(
+    compiled: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     artifact, model = compiled
     other = onnx.load(model)
     other.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((16, 16, 3, 3), np.float32), "w"))
     onnx.save(other, tmp_path / "other.onnx")
-    done = run("bench", artifact, tmp_path / "other.onnx", "--against", "ort")
-    assert done.returncode == 2
-    assert "other.onnx: is not the file that" in done.stderr
+    assert main(["bench", str(artifact), str(tmp_path / "other.onnx"), "--against", "ort"]) == 2
+    assert "other.onnx: is not the file that" in capsys.readouterr().err
