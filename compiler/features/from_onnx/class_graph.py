@@ -120,8 +120,7 @@ class ClassGraph:
         wide = use.width > 1 and use.kind == "float"
         if kind is None or not 1 <= len(dims) <= 2 or dims[0].HasField("dim_value") or use.width < 1 or wide:
             expected = "[batch] or [batch, 1]" if wide else "[batch] or [batch, values], with a symbolic batch"
-            shape = [dim.dim_param or dim.dim_value for dim in dims]
-            use.refused = f"input {name!r} has shape {shape}; expected {expected}"
+            use.refused = f"input {name!r} has shape {self._graph.shape(name)}; expected {expected}"
             return use
         self._follow(use)
         for other in use.every().values():

@@ -96,8 +96,8 @@ def _find_parts(name: str, user: onnx.NodeProto, part: TextPart, graph: OnnxGrap
     if name not in graph.inputs:
         raise graph.error(user, f"reads {name!r}, which is no input of the model")
     if graph.rows(name) is None:
-        expected = f"has shape [{', '.join(graph.shape(name))}]; expected one value a row, with a symbolic batch"
-        raise ModelError(f"{graph.path}: input {name!r} {expected}")
+        expected = "expected one value a row, with a symbolic batch"
+        raise ModelError(f"{graph.path}: input {name!r} has shape {graph.shape(name)}; {expected}")
     return (msgspec.structs.replace(part, feature=name),)
 
 

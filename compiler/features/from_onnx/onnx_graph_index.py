@@ -71,10 +71,9 @@ class OnnxGraphIndex:
             return None
         return len(dims)
 
-    def shape(self, name: str) -> list[str]:
-        """An input's extents as the file has them: numbers, names, or ? where there is neither."""
-        dims = self.inputs[name].type.tensor_type.shape.dim
-        return [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in dims]
+    def shape(self, name: str) -> list[str | int]:
+        """An input's extents as the file has them: names and numbers, 0 where there is neither."""
+        return [dim.dim_param or dim.dim_value for dim in self.inputs[name].type.tensor_type.shape.dim]
 
     def type_of(self, name: str) -> int:
         """ONNX's type of an input's elements."""

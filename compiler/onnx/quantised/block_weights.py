@@ -12,11 +12,12 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from veltair.compiler.onnx.folding.fused_operators import DOMAIN
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.node_evaluation import Array
 
 Constants = dict[str, Array]
-OPERATOR, DOMAIN = "MatMulNBits", "com.microsoft"
+OPERATOR = "MatMulNBits"
 
 
 def unpack_block_weights(graph: onnx.GraphProto, constants: Constants) -> None:
@@ -50,10 +51,10 @@ def _product(
     x, steps, scales, zeros, order, bias = [*node.input, *[""] * 6][:6]
     if order or attribute(node, "accuracy_level", 0) == 4:
         return []
-    sizes = tuple(attribute(node, name, default) for name, default in (("K", 0), ("N", 0), ("bits", 4)))
-    key = (steps, scales, zeros, *sizes, attribute(node, "block_size", 0))
+    rows, columns, bits, block = (int(attribute(node, name, 0)) for name in ("K", "N", "bits", "block_size"))
+    key = (steps, scales, zeros, rows, columns, bits or 4, block)
     if key not in unpacked:
-        weight = _weight(node, constants)
+        weight = _weight(*key, constants)
         if weight is None:
             return []
         unpacked[key] = f"{node.name}/weight"
@@ -66,13 +67,13 @@ def _product(
     return nodes
 
 
-def _weight(node: onnx.NodeProto, constants: Mapping[str, Array]) -> Array | None:
-    """(K, N), float32: (step - zero) * scale; None where it is not constant or has other extents than the node says."""
-    steps, scales, zeros = [*node.input, ""][1:4]
+def _weight(
+    steps: str, scales: str, zeros: str, rows: int, columns: int, bits: int, block: int, constants: Mapping[str, Array]
+) -> Array | None:
+    """(rows, columns), float32: (step - zero) * scale, of the constants with these names; None where one is not
+    constant or has other extents than the node says."""
     if any(name not in constants for name in (steps, scales, zeros) if name):
         return None
-    rows, columns, bits, block = (int(attribute(node, name, 0)) for name in ("K", "N", "bits", "block_size"))
-    bits = bits or 4
     if bits not in (2, 4, 8) or min(rows, columns) < 1 or block < 8:
         return None
     packed, scale = constants[steps], constants[scales]
