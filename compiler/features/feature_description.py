@@ -63,7 +63,7 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     width: Small = 1
     missing: int | Literal[False] = -1  # int: this id counts as absent
     empty: Literal["drop", "keep"] = "drop"  # string, tokens: whether an empty one counts as absent
-    separator: Annotated[str, msgspec.Meta(min_length=1, max_length=1)] = ","
+    separator: Annotated[str, msgspec.Meta(max_length=1)] = ","  # "": stretches of ASCII white space
     truncate: Count | None = None  # tokens: those beyond are not read
     max_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = (
         DEFAULT_TEXT_BYTES  # string, tokens: for all text of a row, on average
@@ -162,6 +162,10 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     oov: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0  # buckets for unknown keys, behind the vocabulary
     case: Literal["lower", "upper"] | None = None  # hash, vocabulary of text: ASCII letters change to this case before
     strip: bool = False  # hash, vocabulary of text: without the ASCII white space around it
+    remove: str = ""  # vocabulary of text: ASCII characters that are left out
+    keep: str = ""  # vocabulary of text: all but these ASCII characters are left out
+    separator: Annotated[str, msgspec.Meta(max_length=1)] | None = None  # of a string feature: its tokens are read
+    truncate: Count | None = None  # with `separator`: tokens of a row that are read
     parts: tuple[TextPart, ...] = ()  # vocabulary: the texts whose concatenation is the key; default: the feature's
     identity: Count | None = None  # ids below this
     number: Literal[True] | None = None
@@ -179,6 +183,13 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def step(self) -> ColumnStep:
         """One of STEPS, or COPY."""
         return next((step for step in STEPS if getattr(self, step) is not None), ColumnStep.COPY)
+
+    @property
+    def removed_bytes(self) -> bytes:
+        """The bytes that are left out of a text, rising."""
+        if not self.keep:
+            return bytes(sorted(set(self.remove.encode())))
+        return bytes(byte for byte in range(256) if byte not in self.keep.encode())
 
     @property
     def cross_parts(self) -> tuple[CrossPart, ...]:
@@ -209,9 +220,16 @@ def features_read(column: FeatureColumn) -> tuple[str, ...]:
 
 
 def feature_of(column: FeatureColumn, features: Iterable[Feature]) -> Feature:
-    """The feature whose values a column reads; of a cross as wide as the parts have combinations of values."""
+    """The feature whose values a column reads: of a column that splits a string its tokens, of a cross as wide as the
+    parts have combinations of values.
+    """
     by_name = {feature.name: feature for feature in features}
     own = by_name[column.feature]
+    if column.separator is not None:
+        empty: Literal["drop", "keep"] = own.empty if column.separator else "drop"
+        return msgspec.structs.replace(
+            own, kind="tokens", separator=column.separator, truncate=column.truncate, empty=empty
+        )
     if not column.cross_parts:
         return own
     return msgspec.structs.replace(own, width=prod(by_name[part.feature].width for part in column.cross_parts))

@@ -42,6 +42,7 @@ ASCII_TWINS = (
     ("upper", "\u0131", b"I"),
     ("upper", "\u017f", b"S"),
 )
+WHITE_SPACE = re.compile(rb"[ \t-\r]")
 REMOVED = -(1 << 62)  # an index that was removed
 
 
@@ -125,7 +126,7 @@ def _compute_column(
         found = np.where(np.isnan(numbers) & (column.default >= 0), column.default, intervals).tolist()
         place = list(range(len(found)))
     else:
-        present = [present_values(feature, value) for value in raw]
+        present = [present_values(feature, value, column) for value in raw]
         place = [row for row, members in enumerate(present) for _ in members]
         flat = [_join_parts(column, values, row, member) for row, members in enumerate(present) for member in members]
         words = {str(key).encode(): at for at, key in enumerate(column.vocabulary or ())}
@@ -159,15 +160,25 @@ def _rows_of(feature: Feature, values: RawValues) -> Any:
     return texts if width == 1 else [texts[at : at + width] for at in range(0, len(texts), width)]
 
 
-def present_values(feature: Feature, value: Any) -> list[Any]:
-    """The values of one row without those that count as missing, at most `truncate` of them."""
+def present_values(feature: Feature, value: Any, column: FeatureColumn | None = None) -> list[Any]:
+    """The values of one row without those that count as missing, at most `truncate` of them.
+
+    Texts are without the bytes that the column leaves out.
+    """
     if feature.kind == "int":
         ids = np.ravel(value).tolist()
         return ids if feature.missing is False else [v for v in ids if v != feature.missing]
     if feature.kind == "tokens":
-        value = value.split(feature.separator.encode())
+        value = WHITE_SPACE.split(value) if not feature.separator else value.split(feature.separator.encode())
     tokens = value if isinstance(value, list) else [value]
+    if column is not None and column.removed_bytes:
+        tokens = [_without_bytes(token, column) for token in tokens]
     return [token for token in tokens if token or feature.empty == "keep"][: feature.truncate]
+
+
+def _without_bytes(text: bytes, column: FeatureColumn) -> bytes:
+    """A text in the column's letter case, and without what it leaves out."""
+    return clean_text(text, column.case, strip=column.strip).translate(None, column.removed_bytes)
 
 
 def _keep_order(

@@ -18,6 +18,7 @@ from veltair.compiler.features.feature_description import (
     Feature,
     FeatureColumn,
     FeatureDescription,
+    feature_of,
     features_read,
 )
 from veltair.compiler.features.feature_layout import FeatureLayout, buffer_of
@@ -106,6 +107,9 @@ def _draw_floats(
 
 def _draw_texts(feature: Feature, readers: Sequence[FeatureColumn], batch: int, rng: np.random.Generator) -> Strings:
     words = _draw_words(feature, readers, rng)
+    split = next((column for column in readers if column.separator is not None), None)
+    if split is not None:
+        feature = feature_of(split, [feature])
     if feature.kind == "string":
         picked, most = rng.integers(len(words), size=batch * feature.width), feature.max_bytes // feature.width
         return Strings.from_values([words[i][:most] for i in picked.tolist()])
@@ -113,7 +117,7 @@ def _draw_texts(feature: Feature, readers: Sequence[FeatureColumn], batch: int, 
     counts = rng.integers(1, min(most, 2 * (feature.truncate or most)) + 1, batch)
     if feature.empty == "drop":
         counts[rng.random(batch) < ODD_SHARE] = 0
-    separator, picked = feature.separator.encode(), rng.integers(len(words), size=int(counts.sum())).tolist()
+    separator, picked = (feature.separator or " ").encode(), rng.integers(len(words), size=int(counts.sum())).tolist()
     rows, first = [], 0
     for count in counts.tolist():
         rows.append(separator.join([words[i] for i in picked[first : first + count]])[: feature.max_bytes])

@@ -51,10 +51,13 @@ class CodePath:
     combination: Combination = Combination.ONE
     case: str | None = None  # of text: the letter case in which it is read
     strips: bool = False  # of text: whether white space around it is left out
+    removes: bytes = b""  # of text: bytes that are left out
+    at_white_space: bool = False  # of tokens: whether they are split at white space
 
     def __str__(self) -> str:
         """Columns are sorted by it, and the digest of a column table holds it: it stays as it is."""
-        clean = (self.case, "strip" if self.strips else None)
+        clean = (self.case, "strip" if self.strips else None, f"without {self.removes.hex()}" if self.removes else None)
+        clean = (*clean, "white space" if self.at_white_space else None)
         return ".".join(filter(None, (self.kind, self.step, self.combination, *clean)))
 
     @property
@@ -76,9 +79,11 @@ def code_path(column: FeatureColumn, feature: Feature) -> CodePath:
     if column.is_keyed:
         step = ColumnStep.KEYED_HASH if step is ColumnStep.HASH else ColumnStep.KEYED_VOCABULARY
     if column.gives_ids:
-        return CodePath(kind, step, Combination.IDS, column.case, column.strip)
-    if column.combiner == "sequence":
-        return CodePath(kind, step, Combination.ROWS, column.case, column.strip)
-    passed_on = step is ColumnStep.COPY or column.gives_counts
-    combination = Combination.ONE if passed_on or has_one_value(feature) else Combination.MANY
-    return CodePath(kind, step, combination, column.case, column.strip)
+        combination = Combination.IDS
+    elif column.combiner == "sequence":
+        combination = Combination.ROWS
+    else:
+        passed_on = step is ColumnStep.COPY or column.gives_counts
+        combination = Combination.ONE if passed_on or has_one_value(feature) else Combination.MANY
+    at_white_space = kind is ValueKind.TOKENS and not feature.separator
+    return CodePath(kind, step, combination, column.case, column.strip, column.removed_bytes, at_white_space)

@@ -37,7 +37,7 @@ class ColumnEmitter:
 
     def emit(self, path: CodePath) -> None:
         """All of a column that has several values a row or no table; of others the indices, for `emit_copies`."""
-        self._indices.read_texts(path.case, strips=path.strips)
+        self._indices.read_texts(path)
         match path.step, path.combination:
             case ColumnStep.COPY, _:
                 self._for_each_column(lambda column, place: self._copy_numbers(column))

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.control_flow import when
 from veltair.compiler.codegen.vectors import Expr
-from veltair.compiler.features.kernel.code_path import ValueKind
+from veltair.compiler.features.feature_description import ColumnStep
+from veltair.compiler.features.kernel.code_path import CodePath, ValueKind
 from veltair.compiler.features.kernel.column_slots import slot_of
 from veltair.compiler.features.kernel.column_task import ColumnTask
+from veltair.compiler.features.text_code.clean_text import CasedText, emit_has_rest
 from veltair.compiler.features.text_code.tokens import for_each_token
 from veltair.compiler.features.text_code.word_arithmetic import in_register
+
+PLAIN = CodePath(ValueKind.STRING, ColumnStep.HASH)  # texts as they are
 
 
 class ColumnValues:
@@ -30,6 +35,11 @@ class ColumnValues:
 
     def __init__(self, task: ColumnTask) -> None:
         self.task = task
+        self.path = PLAIN
+
+    def read_texts(self, path: CodePath) -> None:
+        """From here on texts are split and looked up as this path has it: their case, what is left out of them."""
+        self.path = path
 
     def slot(self, column: Expr, field: str, dtype: str = "int32") -> Expr:
         """A number of the column's row, by the name of its field in `COLUMN_DTYPE`."""
@@ -69,16 +79,25 @@ class ColumnValues:
             drops = T.bind(self.slot(column, "drops_missing") == 1)
             with T.serial(0, self.slot(column, "values_per_row")) as place:
                 begin, size = self.text(column, row, place)
-                with when(T.Or(T.Not(drops), size > 0)):
+                with when(T.Or(T.Not(drops), self._has_bytes(begin, size))):
                     yield begin, size
             return
         begin, size = self.text(column, row)
         kept = T.alloc_buffer((1,), "int32", scope="global")
         drops = T.bind(self.slot(column, "drops_missing") == 1)
-        separator = self.slot(column, "separator", "uint8")
+        separator = None if self.path.at_white_space else self.slot(column, "separator", "uint8")
         T.buffer_store(kept, T.int32(0), [0])
         left = self.slot(column, "token_limit") - kept[0]
         tokens = for_each_token(self.task.buffers["bytes"], begin, begin + size, separator, left)
-        with tokens as (start, length), when(T.Or(T.Not(drops), length > 0)):
+        with tokens as (start, length), when(T.Or(T.Not(drops), self._has_bytes(start, length))):
             T.buffer_store(kept, kept[0] + 1, [0])
             yield start, length
+
+    def _has_bytes(self, begin: Expr, size: Expr) -> Expr:
+        """Whether a text has a byte that is not left out."""
+        if not self.path.removes:
+            return size > 0
+        text: Any = self.task.buffers["bytes"]
+        if self.path.case is not None:
+            text = CasedText(text, self.path.case)
+        return T.bind(emit_has_rest(text, begin, size, self.path.removes))

@@ -20,7 +20,7 @@ from veltair.compiler.features.kernel.column_slots import PART_KINDS
 from veltair.compiler.features.kernel.column_values import ColumnValues
 from veltair.compiler.features.kernel.cross_emitter import CrossEmitter
 from veltair.compiler.features.kernel.slot_writer import ABSENT, EDGES
-from veltair.compiler.features.text_code.clean_text import CasedText, emit_stripped
+from veltair.compiler.features.text_code.clean_text import CasedText, copy_without, emit_stripped
 from veltair.compiler.features.text_code.fingerprint_code import emit_fingerprint
 from veltair.compiler.features.text_code.integer_digits import DIGITS, LONGEST, emit_digits
 from veltair.compiler.features.text_code.letter_case import append_text
@@ -37,13 +37,6 @@ class IndexEmitter(ColumnValues):
         with emitter.for_each_value(column, path.kind, path.step, row, index):
             found = in_register(index[0])
     """
-
-    _case: str | None = None
-    _strips = False
-
-    def read_texts(self, case: str | None, *, strips: bool) -> None:
-        """From here on texts are hashed and looked up in this letter case, and without white space around them."""
-        self._case, self._strips = case, strips
 
     def emit_index(self, column: Expr, kind: ValueKind, step: ColumnStep, row: Expr, out: Any) -> None:
         """The index of the only value of a row, without guards."""
@@ -128,10 +121,13 @@ class IndexEmitter(ColumnValues):
             self._index_of_parts(column, row, begin, size, out)
             return
         letters = self.task.buffers["bytes"]
-        if self._strips:
+        if self.path.strips:
             begin, size = emit_stripped(letters, begin, size)
-        if self._case is not None:
-            letters = CasedText(letters, self._case)
+        if self.path.case is not None:
+            letters = CasedText(letters, self.path.case)
+        if self.path.removes:
+            self._index_of_rest(column, letters, begin, size, out)
+            return
         keyed = partial(self._keyed, column, step, letters, begin, size)
         if step in (ColumnStep.VOCABULARY, ColumnStep.KEYED_VOCABULARY):
             self._find_word(column, letters, begin, size, out, None if step is ColumnStep.VOCABULARY else keyed)
@@ -198,6 +194,16 @@ class IndexEmitter(ColumnValues):
         T.buffer_store(out, self.slot(column, "default_index"), [0])
         with when(used[0] <= longest):
             self._find_word(column, joined, T.int32(0), in_register(used[0]), out)
+
+    def _index_of_rest(self, column: Expr, letters: Any, begin: Expr, size: Expr, out: Any) -> None:
+        """Looks up a text without the bytes that are left out, no more of it than the longest key has."""
+        longest = max(self.task.longest_key, 1)
+        rest = T.alloc_buffer((longest,), "uint8", scope="global")
+        used = T.alloc_buffer((1,), "int32", scope="global")  # bytes; beyond `longest` for what is longer
+        copy_without(letters, begin, size, self.path.removes, rest, used)
+        T.buffer_store(out, self.slot(column, "default_index"), [0])
+        with when(used[0] <= longest):
+            self._find_word(column, rest, T.int32(0), in_register(used[0]), out)
 
     def store_bucket(self, column: Expr, fingerprint: Expr, out: Any) -> None:
         """Stores the bucket that a fingerprint leads to in out[0]."""

@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.control_flow import when
 from veltair.compiler.codegen.memory import prefetch
-from veltair.compiler.codegen.vectors import Expr, ramp
+from veltair.compiler.codegen.vectors import Expr, broadcast, ramp
 from veltair.compiler.features.text_code.integer_digits import count_trailing_zeros
 from veltair.compiler.features.text_code.word_arithmetic import in_register
 
@@ -21,11 +21,14 @@ FETCHED = 1024  # bytes ahead that are prefetched
 
 
 @contextmanager
-def for_each_token(text: Any, begin: Expr, end: Expr, separator: Expr, left: Expr) -> Iterator[tuple[Expr, Expr]]:
+def for_each_token(
+    text: Any, begin: Expr, end: Expr, separator: Expr | None, left: Expr
+) -> Iterator[tuple[Expr, Expr]]:
     """Code for each token (its begin, its size) in one pass (AtRec IV-A, fig. 7), while `left` of them are wanted.
 
-    The text is [begin, end) of the buffer `text`. The ends of NOTED tokens are found in advance, but no more than are
-    wanted: a branch for each token would be guessed wrongly about as often as tokens differ in length.
+    The text is [begin, end) of the buffer `text`; without a separator, tokens end at each byte of white space. The ends
+    of NOTED tokens are found in advance, but no more than are wanted: a branch for each token would be guessed wrongly
+    about as often as tokens differ in length.
     """
     at = T.alloc_buffer((2,), "int32", scope="global")  # where the next token and the next block begin
     ends = T.alloc_buffer((NOTED + BLOCK,), "int32", scope="global")  # of the tokens found; a block adds up to BLOCK
@@ -46,7 +49,7 @@ def for_each_token(text: Any, begin: Expr, end: Expr, separator: Expr, left: Exp
             yield start, in_register(stop - start)
 
 
-def _note_ends(text: Any, block: Expr, end: Expr, separator: Expr, ends: Any, noted: Any) -> None:
+def _note_ends(text: Any, block: Expr, end: Expr, separator: Expr | None, ends: Any, noted: Any) -> None:
     """Appends to `ends` where tokens end in the 32 bytes from `block` on.
 
     Bit i of `found` says that a token ends at byte i. The text's own end is one, and bits behind it do not count.
@@ -57,13 +60,13 @@ def _note_ends(text: Any, block: Expr, end: Expr, separator: Expr, ends: Any, no
     with T.If(block + BLOCK <= text.shape[0]):
         with T.Then():
             bytes_ = text[ramp(block, BLOCK)]
-            same = T.Select(bytes_ == T.broadcast(separator, BLOCK), _every_byte(-1), _every_byte(0))
+            same = T.Select(_separates(bytes_, separator, BLOCK), _every_byte(-1), _every_byte(0))
             mask = T.call_llvm_pure_intrin("int32", "llvm.x86.avx2.pmovmskb", same)
             T.buffer_store(found, T.reinterpret("uint32", mask), [0])
         with T.Else():  # 32 bytes would pass the end of all texts: byte by byte
             T.buffer_store(found, T.uint32(0), [0])
             with T.serial(0, T.min(left, BLOCK)) as i:
-                bit = T.shift_left(T.cast(text[block + i] == separator, "uint32"), T.cast(i, "uint32"))
+                bit = T.shift_left(T.cast(_separates(text[block + i], separator, 1), "uint32"), T.cast(i, "uint32"))
                 T.buffer_store(found, T.bitwise_or(found[0], bit), [0])
     with when(left < BLOCK):
         last = in_register(T.shift_left(T.uint32(1), T.cast(left, "uint32")))
@@ -80,6 +83,15 @@ def _note_ends(text: Any, block: Expr, end: Expr, separator: Expr, ends: Any, no
     with when(count > USUAL), T.serial(USUAL, count) as place:
         note(place)
     T.buffer_store(noted, first + count, [0])
+
+
+def _separates(bytes_: Expr, separator: Expr | None, count: int) -> Expr:
+    """Which of `count` bytes are the separator, or ASCII white space."""
+    if separator is not None:
+        return bytes_ == broadcast(separator, count)
+    bytes_ = in_register(bytes_)
+    control = in_register(bytes_ - broadcast(T.uint8(9), count)) <= broadcast(T.uint8(4), count)
+    return T.Or(bytes_ == broadcast(T.uint8(ord(" ")), count), control)
 
 
 def _every_byte(value: int) -> Expr:

@@ -195,7 +195,8 @@ def _most_ids(feature: Feature, raw: RawColumns, batch: int) -> int:
     texts = raw[feature.name]
     assert isinstance(texts, Strings)  # checked
     text = texts.data[texts.offsets[0] : texts.offsets[-1]]
-    tokens = int(np.count_nonzero(text == ord(feature.separator))) + batch
+    ends = text == ord(feature.separator) if feature.separator else (text == ord(" ")) | ((text >= 9) & (text <= 13))
+    tokens = int(np.count_nonzero(ends)) + batch
     return tokens if feature.truncate is None else min(tokens, feature.truncate * batch)
 
 

@@ -59,7 +59,7 @@ class KernelCode:
 def kernel_code(part: TrainingPart, isa: frozenset[str]) -> KernelCode:
     """The code that a part needs."""
     paths = tuple(dict.fromkeys(group.path for group in part.table.groups))
-    joins = any(path.step is ColumnStep.PARTS for path in paths)
+    joins = any(path.step is ColumnStep.PARTS or path.removes for path in paths)
     longest = part.table.vocabularies.longest if joins else 0
     return KernelCode(part.form, paths, longest, "avx512" in isa, part.table.part_kinds)
 
