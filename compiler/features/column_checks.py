@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from veltair.compiler.features.column_ranges import index_steps
 from veltair.compiler.features.feature_description import (
     INDEX_STEPS,
     STEPS,
@@ -16,9 +17,11 @@ from veltair.compiler.features.feature_description import (
     Feature,
     FeatureColumn,
 )
+from veltair.compiler.features.index_ranges import propagate_range
 from veltair.compiler.features.feature_tables import FeatureTable
 from veltair.errors import ModelError
 
+MOST_DISTINCT = 1 << 20  # indices of a column in which each counts once: a row's are noted in as many bits
 MOST_COMBINATIONS = 4096  # of the values of a row that are crossed
 
 
@@ -77,6 +80,7 @@ def check_column(column: FeatureColumn, feature: Feature, table: FeatureTable | 
     if step is ColumnStep.VOCABULARY:
         _check_keys(column.vocabulary or (), column.oov, feature, where)
     _check_combiner(column, feature, where)
+    _check_distinct(column, where)
     for place, guard in enumerate(column.guards):
         if (guard.replace is None) == (guard.remove is None):
             raise ModelError(f"{where}: guards[{place}]: expected one of replace and remove")
@@ -117,6 +121,16 @@ def _check_combiner(column: FeatureColumn, feature: Feature, where: str) -> None
         column.step is ColumnStep.COPY or column.gives_ids or column.gives_counts
     ):
         raise ModelError(f"{where}: combiner: values that are passed on have none")
+
+
+def _check_distinct(column: FeatureColumn, where: str) -> None:
+    if not column.distinct:
+        return
+    allowed = ColumnStep.HASH, ColumnStep.VOCABULARY, ColumnStep.IDENTITY
+    if column.combiner != "sum" or column.table is None or column.step not in allowed:
+        raise ModelError(f"{where}: distinct: expected rows of a table by hash, vocabulary or identity, and their sum")
+    if propagate_range(index_steps(column))[-1].high > MOST_DISTINCT:
+        raise ModelError(f"{where}: distinct: expected at most {MOST_DISTINCT} indices")
 
 
 def check_parts(column: FeatureColumn, features: Mapping[str, Feature], where: str) -> None:

@@ -176,6 +176,7 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     table: str | None = None  # None: the index itself is passed on, as an id
     first_id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 30)] = 0  # added to every id
     pad: Annotated[int, msgspec.Meta(ge=-(1 << 30), lt=1 << 31)] = 0  # the id where a value or its index is missing
+    distinct: bool = False  # sum: an index that a row has several times counts once
     combiner: Literal["none", "sum", "mean", "sqrtn", "sequence"] | None = None
     empty_row: Annotated[int, msgspec.Meta(ge=0)] | None = None  # result where no value is left; default: zeros
 

@@ -139,6 +139,8 @@ def _compute_column(
     assert table is not None  # nothing else is added up
     kept = (index >= 0) & (index < len(table))
     index, rows = index[kept], rows[kept]
+    if column.distinct:
+        rows, index = np.unique(np.stack([rows, index]), axis=1)
     counts = np.bincount(rows, minlength=len(raw))
     picked = decode_rows(table[index])
     sums = np.zeros((len(raw), picked.shape[1]))

@@ -2,11 +2,11 @@
 
     python tensorflow_conversion.py --saved-model FOLDER --output MODEL.onnx …
 
-Options are tf2onnx's. Five of its conversions are replaced: tables of whole numbers or to real ones, which it
-refuses, become label encoders; one-hots of negative indices are zeros, as TensorFlow has them, where ONNX counts from
-the end; a sparse tensor may have no value; the remainder of whole numbers has the divisor's sign; and changes of the
-letter case stay as they are. So is what it assumes of shapes: operands of a selection may differ in theirs, and a
-look-up in a table has that of its keys.
+Options are tf2onnx's. Some of its conversions are replaced: tables of whole numbers or to real ones, which it refuses,
+become label encoders; one-hots of negative indices are zeros, as TensorFlow has them, where ONNX counts from the end; a
+sparse tensor may have no value; the remainder of whole numbers has the divisor's sign; changes of the letter case, and
+splits with a limit, stay as they are; counts of ragged values, which it does not know, become products. So is what it
+assumes of shapes: operands of a selection may differ in theirs, and a look-up in a table has that of its keys.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import numpy as np
 from onnx import TensorProto
 from tf2onnx import convert, shape_inference
 from tf2onnx.custom_opsets.onnx_ml import LookupTableFind
+from tf2onnx.custom_opsets.string_ops import StringOps
 from tf2onnx.handler import tf_op
 from tf2onnx.onnx_opset.math import FloorMod
 from tf2onnx.onnx_opset.tensor import OneHot, SparseReshape
 from tf2onnx.utils import make_name
 
+CONTRIB = "ai.onnx.contrib"
 LISTS = {TensorProto.INT64: "int64", TensorProto.STRING: "string", TensorProto.FLOAT: "float"}
 AS_WRITTEN = ((TensorProto.STRING, TensorProto.INT64), (TensorProto.INT64, TensorProto.STRING))  # by tf2onnx itself
 
@@ -137,6 +139,58 @@ class FloorModOfIntegers:
             node.type = "Mod"
         else:
             FloorMod.version_7(ctx, node, **more)
+
+
+@tf_op("StringSplitV2", domain=CONTRIB)
+class StringSplit:
+    """Texts that are split; tf2onnx drops the limit of the pieces, so a split that has one stays TensorFlow's."""
+
+    @classmethod
+    def version_1(cls, ctx: Any, node: Any, **more: Any) -> None:
+        if node.get_attr_value("maxsplit", -1) < 0:
+            StringOps.version_1(ctx, node, **more)
+
+
+@tf_op("RaggedBincount")
+class RaggedBincount:
+    """How often each row of a ragged tensor has each number below a size: rows by values, times values by numbers.
+
+    A value that is no such number is not counted. With weights, they are added up.
+    """
+
+    @classmethod
+    def version_13(cls, ctx: Any, node: Any, **more: Any) -> None:
+        splits, values, size, weights = node.input
+        made, outputs, shape = ctx.get_dtype(node.output[0]), node.output, ctx.get_shape(node.output[0])
+        binary = node.get_attr_value("binary_output", False)
+
+        def const(number: Any, dtype: str = "int64") -> str:
+            return str(ctx.make_const(make_name(f"{node.name}/const"), np.array(number, dtype)).output[0])
+
+        def step(operator: str, *inputs: str, **attributes: Any) -> str:
+            return str(ctx.make_node(operator, list(inputs), attr=attributes).output[0])
+
+        def cast(given: str, to: int) -> str:
+            return step("Cast", given, to=to)
+
+        zero, one, last = const(0), const(1), const([-1])
+        values, size = cast(values, TensorProto.INT64), cast(size, TensorProto.INT64)
+        count = step("Squeeze", step("Shape", values), const([0]))
+        places = step("Unsqueeze", step("Range", zero, count, one), const([0]))  # (1, values)
+        starts = step("Unsqueeze", step("Slice", splits, const([0]), last, const([0])), const([1]))  # (rows, 1)
+        far = const([(1 << 63) - 1])
+        ends = step("Unsqueeze", step("Slice", splits, const([1]), far, const([0])), const([1]))
+        inside = step("And", step("GreaterOrEqual", places, starts), step("Less", places, ends))
+        numbers = step("Unsqueeze", step("Range", zero, size, one), const([0]))  # (1, size)
+        same = cast(step("Equal", step("Unsqueeze", values, const([1])), numbers), TensorProto.FLOAT)
+        if ctx.get_shape(weights) not in ([0], [0, 0]):
+            same = step("Mul", same, step("Unsqueeze", cast(weights, TensorProto.FLOAT), const([1])))
+        counts = step("MatMul", cast(inside, TensorProto.FLOAT), same)
+        if binary:
+            counts = step("Min", counts, const(1, "float32"))
+        ctx.remove_node(node.name)
+        more = {"outputs": outputs, "name": node.name, "shapes": [shape], "dtypes": [made]}
+        ctx.make_node("Cast", [counts], attr={"to": made}, **more)
 
 
 def infer_shape(op: Any) -> bool:

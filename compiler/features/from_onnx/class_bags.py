@@ -44,29 +44,20 @@ class ClassBag:
     rows: NDArray[np.float32]  # (classes, numbers), and one more where a row without values is not zero
     absent: int = 0
     drops_others: bool = False
+    distinct: bool = False  # whether a class counts once
 
     def column(self, name: str, table: str) -> FeatureColumn:
         """The column that gives the combined rows of a table."""
         classes, count = self.classes, self.classes.count
-        most = len(self.rows) - count
+        column = classes.column(name, table)
         guards = (IndexGuard(remove=(self.absent, count)),) if self.absent else ()
-        empty = count if most else None
-        if not classes.keys:
-            return msgspec.structs.replace(classes.column(name, table), combiner=self.combiner, empty_row=empty)
-        return FeatureColumn(
-            feature=classes.feature,
-            name=name,
-            vocabulary=classes.keys,
-            oov=classes.buckets,
-            case=classes.case,
-            strip=classes.strip,
-            strong_key=classes.strong_key,
-            remainder=classes.remainder,
-            default=-1 if classes.buckets or self.drops_others else len(classes.keys),
-            guards=guards,
-            table=table,
+        return msgspec.structs.replace(
+            column,
             combiner=self.combiner,
-            empty_row=empty,
+            distinct=self.distinct,
+            default=-1 if self.drops_others else column.default,
+            guards=guards,
+            empty_row=count if len(self.rows) > count else None,
         )
 
 

@@ -18,10 +18,11 @@ from onnx import TensorProto, helper, numpy_helper
 from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW, read_boundaries
 from veltair.compiler.features.from_onnx.crosses import CROSS, CrossReader
 from veltair.compiler.features.from_onnx.hash_buckets import Hashing, find_hashing
-from veltair.compiler.features.from_onnx.key_sources import read_cleaning
 from veltair.compiler.features.from_onnx.label_encoders import ENCODERS, KeyEncoding, read_encoding
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
 from veltair.compiler.features.from_onnx.safety_steps import nodes_needed
+from veltair.compiler.features.from_onnx.tokens.split_nodes import is_split, read_split, sparse_tokens
+from veltair.compiler.features.from_onnx.tokens.text_cleaning import check_token_form, read_form
 from veltair.compiler.features.from_onnx.value_classes import FeatureUse, ValueClasses
 from veltair.compiler.onnx.node_attributes import attribute
 
@@ -64,8 +65,11 @@ class ClassGraph:
         shapes = {name: (use.kind, use.width) for name, use in features.items()}
         readers = {reader: name for name, use in chosen.items() for reader in use.readers}
         nodes: list[onnx.NodeProto] = []
+        splits = {use.split.name: use for use in chosen.values() if use.split is not None}
         for node in self._graph.nodes:
-            if node.name in readers and node.op_type != CROSS:
+            if node.name in splits:
+                nodes += self._tokens(node, splits[node.name])
+            elif node.name in readers and node.op_type != CROSS:
                 nodes += self._replaced(node, readers[node.name], chosen[readers[node.name]])
             else:
                 nodes.append(node)
@@ -77,8 +81,10 @@ class ClassGraph:
         for name, use in chosen.items():
             dims = self._graph.inputs[use.feature].type.tensor_type.shape.dim
             for tensor, classes in self._classes(name, use):
-                self.inputs[tensor] = classes
                 shape = [dims[0].dim_param or "batch", *(dim.dim_value for dim in dims[1:])]
+                if use.separator is not None:
+                    tensor, shape = f"{tensor}/padded", ["batch", f"{tensor}/tokens"]
+                self.inputs[tensor] = classes
                 kept.append(helper.make_tensor_value_info(tensor, TensorProto.INT64, shape))
         for part, values in (("node", nodes), ("input", kept)):
             held = getattr(self._proto.graph, part)
@@ -125,6 +131,8 @@ class ClassGraph:
         self._follow(use)
         for other in use.every().values():
             use.refused = use.refused or other.refused
+            if other.buckets and other.form.leaves_out:
+                use.refused = f"input {name!r} is hashed without some of its characters; expected a vocabulary"
         for other in use.every().values():
             other.refused = use.refused
         return use
@@ -139,9 +147,7 @@ class ClassGraph:
             for node in self._graph.users(value):
                 if node.op_type == CROSS and value in node.input[3 * int(attribute(node, "N", 0)) :]:
                     continue  # it takes the values as they are
-                if use.kind == "string" and (clean := read_cleaning(node)) is not None:
-                    other = FeatureUse(name, node.output[0], use.kind, use.width, {node.output[0]})
-                    other.case, other.strip = clean.case or use.case, clean.strips or use.strip
+                if use.kind == "string" and (other := self._changed(node, value, use)) is not None:
                     use.cleaned.append(other)
                     self._follow(other)
                 elif self._moves(node, value) or self._is_text_of(node, use):
@@ -155,6 +161,24 @@ class ClassGraph:
                     use.is_number = True
                 else:
                     use.refused = f"node {node.name!r}: operator {node.op_type} reads the values of input {name!r}"
+
+    def _changed(self, node: onnx.NodeProto, value: str, use: FeatureUse) -> FeatureUse | None:
+        """The same text in another form, or its tokens; None where a node makes neither of it."""
+        if node.input[0] != value:
+            return None
+        if is_split(node):
+            separator, form = read_split(node, use.form, self._graph)
+            if use.separator is not None or use.width > 1:
+                raise self._graph.error(node, f"splits what is no single text a row of input {use.feature!r}")
+            tokens = node.output[1]
+            return FeatureUse(use.feature, tokens, "string", 1, {tokens}, form=form, split=node, separator=separator)
+        found = read_form(node, use.form, self._graph)
+        if found is None:
+            return None
+        if use.separator is not None:
+            check_token_form(node, use.form, found, use.separator, self._graph)
+        made = node.output[0]
+        return FeatureUse(use.feature, made, "string", use.width, {made}, form=found, separator=use.separator)
 
     @staticmethod
     def _moves(node: onnx.NodeProto, value: str) -> bool:
@@ -212,14 +236,22 @@ class ClassGraph:
                     how.buckets,
                     edges,
                     use.width,
-                    case=use.case,
-                    strip=use.strip,
+                    form=use.form,
+                    separator=use.separator,
                     strong_key=how.strong_key,
                     remainder=how.remainder,
                 ),
             )
             for place, how in enumerate(sorted(use.buckets, key=repr) or [Hashing(0)])
         ]
+
+    def _tokens(self, node: onnx.NodeProto, use: FeatureUse) -> list[onnx.NodeProto]:
+        """What stands for a split: the classes of tokens in a row, from inputs in which they are padded."""
+        found: list[onnx.NodeProto] = []
+        for tensor, classes in self._classes(use.first, use):
+            absent = classes.count - 1
+            found += sparse_tokens(node, f"{tensor}/padded", tensor, absent, self._constant, whole=not found)
+        return found
 
     def _replaced(self, node: onnx.NodeProto, name: str, use: FeatureUse) -> list[onnx.NodeProto]:
         """What stands for a node that reads a feature's values: the same on classes, for each number of buckets."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
-from veltair.compiler.features.feature_description import CrossPart, FeatureColumn
-from veltair.compiler.features.feature_reference import part_reader
+from veltair.compiler.features.feature_description import CrossPart, Feature, FeatureColumn, feature_of
+from veltair.compiler.features.feature_reference import part_reader, present_values
 from veltair.compiler.features.fingerprint import CROSS_KEY, crossed_fingerprint
 from veltair.compiler.features.from_onnx.hash_buckets import Hashing
-from veltair.compiler.features.hashed_values import bucket_of, clean_text
+from veltair.compiler.features.hashed_values import bucket_of
+from veltair.compiler.features.from_onnx.tokens.text_cleaning import TextForm
 from veltair.profiles.artifact.strings import Strings
 
 
@@ -51,8 +53,9 @@ class ValueClasses:
     width: int = 1  # values of a row
     crossed: tuple[CrossedFeature, ...] = ()  # of a cross: what is hashed together; its width is the combinations
     cross_key: int = CROSS_KEY
-    case: Literal["lower", "upper"] | None = None  # in which texts are compared and hashed
-    strip: bool = False  # whether that is without white space around them
+    form: TextForm = TextForm()  # in which texts are compared and hashed
+    separator: str | None = None  # of texts that are split: classes of tokens, the last one of no token
+    places: int | None = None  # of texts that are split: tokens of a row that are read
     strong_key: tuple[int, int] | None = None  # of SipHash, by which values fall into buckets
     remainder: bool = False  # whether the buckets are remainders of whole numbers
 
@@ -67,8 +70,8 @@ class ValueClasses:
 
     @property
     def may_be_absent(self) -> bool:
-        """Whether a cross may have no value: then its class is the last one, behind the buckets."""
-        return any(value is False for part in self.crossed for value in part.part.values)
+        """Whether a cross, or a place among tokens, may have no value: its class is the last one, behind the buckets."""
+        return self.separator is not None or any(value is False for part in self.crossed for value in part.part.values)
 
     @property
     def count(self) -> int:
@@ -84,10 +87,23 @@ class ValueClasses:
         places = {str(key).encode(): place for place, key in enumerate(self.keys)}
         texts = [value if isinstance(value, bytes) else str(value).encode() for value in flat]
         if self.kind == "string":
-            texts = [clean_text(text, self.case, strip=self.strip) for text in texts]
+            if self.separator is not None:
+                return self._of_tokens(texts)
+            texts = list(map(self.form.of, texts))
         known = {text: places.get(text, len(self.keys) + self.bucket(text)) for text in set(texts)}
         shape = (self.width,) * (self.width > 1) if isinstance(given, Strings) else np.shape(given)[1:]
         return np.array([known[text] for text in texts], np.int64).reshape(-1, *shape)
+
+    def _of_tokens(self, texts: Sequence[bytes]) -> NDArray[np.int64]:
+        """The classes (batch, places) of the tokens of each text, as many as the longest has."""
+        places = {str(key).encode(): place for place, key in enumerate(self.keys)}
+        feature = feature_of(self.column("tokens", None), [Feature(name=self.feature, kind="string", empty="keep")])
+        rows = [present_values(feature, text, self.column("tokens", None)) for text in texts]
+        rows = [[self.form.of(token) for token in row] for row in rows]
+        found = np.full((len(texts), max(1, *map(len, rows))), self.count - 1)
+        for row, tokens in enumerate(rows):
+            found[row, : len(tokens)] = [places.get(t, len(self.keys) + self.bucket(t)) for t in tokens]
+        return found
 
     def of_cross(self, given: Mapping[str, Any]) -> NDArray[np.int64]:
         """The buckets (batch, width) of a cross for the values of its features."""
@@ -120,7 +136,8 @@ class ValueClasses:
 
     def column(self, name: str, table: str | None) -> FeatureColumn:
         """A column that gives the classes, or their rows of a table."""
-        combiner: Literal["sequence"] | None = "sequence" if self.width > 1 else None
+        several = self.width > 1 or self.separator is not None
+        combiner: Literal["sequence"] | None = "sequence" if several else None
         if self.is_number:
             return FeatureColumn(feature=self.feature, name=name)
         if self.crossed:
@@ -143,30 +160,24 @@ class ValueClasses:
             return FeatureColumn(
                 feature=self.feature, name=name, boundaries=self.edges, default=last, table=table, combiner=combiner
             )
-        if not self.keys:
-            return FeatureColumn(
-                feature=self.feature,
-                name=name,
-                hash=self.buckets,
-                case=self.case,
-                strip=self.strip,
-                strong_key=self.strong_key,
-                remainder=self.remainder,
-                table=table,
-                combiner=combiner,
-            )
         return FeatureColumn(
             feature=self.feature,
             name=name,
-            vocabulary=self.keys,
-            oov=self.buckets,
+            hash=None if self.keys else self.buckets,
+            vocabulary=self.keys or None,
+            oov=self.buckets if self.keys else 0,
             default=-1 if self.buckets else len(self.keys),
-            case=self.case,
-            strip=self.strip,
+            case=self.form.case,
+            strip=self.form.strip,
+            remove=self.form.remove,
+            keep=self.form.keep,
+            separator=self.separator,
+            truncate=self.places,
             strong_key=self.strong_key,
             remainder=self.remainder,
             table=table,
             combiner=combiner,
+            pad=self.count - 1 if self.separator is not None and table is None else 0,
         )
 
 
@@ -187,9 +198,10 @@ class FeatureUse:
     keys: dict[str | int, None] = field(default_factory=dict)
     buckets: set[Hashing] = field(default_factory=set)
     edges: set[float] = field(default_factory=set)
-    case: Literal["lower", "upper"] | None = None  # in which texts are read
-    strip: bool = False
-    cleaned: list[FeatureUse] = field(default_factory=list)  # the same text in other forms
+    form: TextForm = TextForm()  # in which texts are read
+    split: onnx.NodeProto | None = None  # of tokens: what splits the text
+    separator: str | None = None  # of tokens: what is between them
+    cleaned: list[FeatureUse] = field(default_factory=list)  # the same text in other forms, and its tokens
     is_number: bool = False  # whether something reckons with the values, too
     refused: str = ""  # why the feature stays as it is
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from veltair.compiler.features.column_ranges import index_steps
 from veltair.compiler.features.feature_description import ColumnStep, Feature, FeatureColumn
+from veltair.compiler.features.index_ranges import propagate_range
 from veltair.compiler.features.symbolic_shapes import has_one_value
 
 ROW_STEPS = (
@@ -53,11 +55,13 @@ class CodePath:
     strips: bool = False  # of text: whether white space around it is left out
     removes: bytes = b""  # of text: bytes that are left out
     at_white_space: bool = False  # of tokens: whether they are split at white space
+    distinct: int = 0  # words of 64 bits that say which indices a row has; 0: each counts as often as it comes
 
     def __str__(self) -> str:
         """Columns are sorted by it, and the digest of a column table holds it: it stays as it is."""
         clean = (self.case, "strip" if self.strips else None, f"without {self.removes.hex()}" if self.removes else None)
         clean = (*clean, "white space" if self.at_white_space else None)
+        clean = (*clean, f"distinct {self.distinct}" if self.distinct else None)
         return ".".join(filter(None, (self.kind, self.step, self.combination, *clean)))
 
     @property
@@ -85,5 +89,13 @@ def code_path(column: FeatureColumn, feature: Feature) -> CodePath:
     else:
         passed_on = step is ColumnStep.COPY or column.gives_counts
         combination = Combination.ONE if passed_on or has_one_value(feature) else Combination.MANY
-    at_white_space = kind is ValueKind.TOKENS and not feature.separator
-    return CodePath(kind, step, combination, column.case, column.strip, column.removed_bytes, at_white_space)
+    return CodePath(
+        kind,
+        step,
+        combination,
+        column.case,
+        column.strip,
+        column.removed_bytes,
+        at_white_space=kind is ValueKind.TOKENS and not feature.separator,
+        distinct=-(-propagate_range(index_steps(column))[-1].high // 64) if column.distinct else 0,
+    )
