@@ -17,8 +17,8 @@ from veltair.compiler.features.feature_description import (
     Feature,
     FeatureColumn,
 )
-from veltair.compiler.features.index_ranges import propagate_range
 from veltair.compiler.features.feature_tables import FeatureTable
+from veltair.compiler.features.index_ranges import propagate_range
 from veltair.errors import ModelError
 
 MOST_DISTINCT = 1 << 20  # indices of a column in which each counts once: a row's are noted in as many bits

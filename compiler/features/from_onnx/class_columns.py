@@ -21,6 +21,7 @@ from onnx import TensorProto, helper
 from veltair.compiler.features.from_onnx.class_bags import ClassBag, find_bag
 from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
 from veltair.compiler.features.from_onnx.safety_steps import nodes_needed
+from veltair.compiler.features.from_onnx.tokens.token_columns import TokenSequence, find_sequence, find_token_bag
 from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 
 MOST_NUMBERS = 1 << 28  # of a table
@@ -29,6 +30,8 @@ TRIED_BATCHES = (1, 2, 3, 64)
 TOLERANCE = 1e-6  # relative: sums of rows may be rounded in another order
 HELD_BYTES = 1 << 16  # larger constants are given to ONNX Runtime as they lie in memory
 ELEMENTWISE = (*VIEWS, "Add", "Mul", "Sub", "Div", "Where", "Cast", "Max", "Min", "Sqrt", "Neg", "Clip")
+LOOKING_UP = ("Gather", "MatMul", "Gemm")  # operators that a graph has whose rows are no one-hots
+NO_ROWS = np.zeros((0, 0), np.float32)
 CARRIED = frozenset(("", "ai.onnx.ml"))  # domains whose operators ONNX Runtime carries out
 
 # From classes to the tensor of such a batch, None where ONNX Runtime fails; draws what other inputs have.
@@ -48,6 +51,7 @@ class ClassColumn:
     rows: NDArray[np.float32]  # (classes, numbers)
     row_shape: tuple[int, ...]
     bag: ClassBag | None = None  # of a feature of several values a row: how their rows are combined
+    sequence: TokenSequence | None = None  # of tokens that stay apart: what stands for each, instead of `rows`
 
 
 class ClassColumns:
@@ -122,6 +126,8 @@ class ClassColumns:
         if run is None:
             return None
         rng = np.random.default_rng(0)
+        if classes.separator is not None:
+            return self._of_tokens(name, classes, run, rng, any(node.op_type in LOOKING_UP for node in nodes))
         if classes.width > 1:
             return self._bag(name, classes, run, rng, any(node.op_type == "Gather" for node in nodes))
         sample = np.unique(np.concatenate([rng.integers(0, classes.count, 64), np.arange(len(classes.keys))[:64]]))
@@ -158,6 +164,28 @@ class ClassColumns:
         bag = find_bag(classes, compute, rng)
         return None if bag is None else ClassColumn(name, bag.classes, bag.rows, row_shape, bag)
 
+    def _of_tokens(
+        self, name: str, classes: ValueClasses, run: Run, rng: np.random.Generator, looked_up: bool
+    ) -> ClassColumn | None:
+        """The tensor as a sequence of what stands for tokens, or as sums or means of their rows."""
+        few = run(np.array([[0, 0], [0, classes.count - 1]]), rng)
+        if few is None or few.dtype.kind not in "ifb" or few.ndim < 1 or len(few) != 2 or not few.size:
+            return None
+
+        def compute(drawn: NDArray[np.int64]) -> NDArray[Any] | None:
+            found = run(drawn, rng)
+            return found if found is not None and len(found) == len(drawn) else None
+
+        most = MOST_NUMBERS if looked_up else FEW_NUMBERS
+        if few.ndim > 1 and few[0, 0].size * classes.count <= most:
+            sequence = find_sequence(classes, compute, rng)
+            if sequence is not None:
+                return ClassColumn(name, sequence.classes, NO_ROWS, (), sequence=sequence)
+        if few.dtype != np.float32 or few[0].size * classes.count > most:
+            return None
+        bag = find_token_bag(classes, compute, rng)
+        return None if bag is None else ClassColumn(name, bag.classes, bag.rows, few.shape[1:], bag)
+
     def _runner(
         self, name: str, nodes: Sequence[onnx.NodeProto], chosen: Mapping[str, ValueClasses], main: str
     ) -> Run | None:
@@ -170,7 +198,12 @@ class ClassColumns:
         large = {n: self._graph.constant(n) for n, w in weights.items() if w.ByteSize() > HELD_BYTES or w.external_data}
         ranks = {i: len(self._graph.inputs[i].type.tensor_type.shape.dim) for i in chosen}
         inputs = [
-            helper.make_tensor_value_info(i, TensorProto.INT64, ["batch", chosen[i].width][: ranks[i]]) for i in chosen
+            helper.make_tensor_value_info(
+                i,
+                TensorProto.INT64,
+                ["batch", chosen[i].width if chosen[i].separator is None else "tokens"][: ranks[i]],
+            )
+            for i in chosen
         ]
         inputs += [helper.make_tensor_value_info(n, weights[n].data_type, weights[n].dims) for n in large]
         small = [weight for n, weight in weights.items() if n not in large]
@@ -191,7 +224,10 @@ class ClassColumns:
             for i, own in chosen.items():
                 value, keys = classes, len(own.keys)
                 if i != main:  # values that are no keys are in any bucket
-                    value = np.where(classes < keys, classes, rng.integers(keys, own.count, classes.shape))
+                    last = own.count - own.may_be_absent
+                    value = np.where(classes < keys, classes, rng.integers(keys, last, classes.shape))
+                    if own.separator is not None:
+                        value = np.where(classes == chosen[main].count - 1, own.count - 1, value)
                 feeds[i] = value.reshape(len(value), -1) if ranks[i] == 2 else value
             try:
                 return np.asarray(session.run(None, feeds)[0])

@@ -23,6 +23,7 @@ from veltair.compiler.features.from_onnx.id_operators import NUMERIC
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
 from veltair.compiler.features.from_onnx.safety_steps import drop_proved_steps
 from veltair.compiler.features.from_onnx.standard_copy import FOREIGN, count_boundaries
+from veltair.compiler.features.from_onnx.tokens.split_nodes import put_sequences
 from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.errors import ModelError
 
@@ -79,6 +80,9 @@ def _extract(proto: onnx.ModelProto, path: Path, classes: Mapping[str, ValueClas
     reader.read()
     classed = {name: own for name, own in classes.items() if not own.is_number}
     found = ClassColumns(graph, classed).find([output.name for output in proto.graph.output])
+    given = put_sequences(proto, [column for column in found if column.sequence is not None])
+    classes = {**classes, **given}
+    found = [column for column in found if column.sequence is None]
     for column in found:
         reader.add_classes(column.tensor, column, graph.producer[column.tensor])
     if not reader.columns and not classes:
@@ -95,6 +99,12 @@ def _extract(proto: onnx.ModelProto, path: Path, classes: Mapping[str, ValueClas
     ).rewrite()
     read = {name for node in proto.graph.node for name in node.input} | {output.name for output in proto.graph.output}
     for name in [name for name in classes if name in read]:
+        own = classes[name]
+        if own.separator is not None and own.places is None:
+            raise ModelError(
+                f"{path}: input {own.feature!r}: what becomes of its tokens is no sum or mean of rows for each text, "
+                "and no sequence of fixed length; expected one of them (an output_sequence_length, a mask, a combiner)"
+            )
         reader.add_classes(name, classes[name])
         joined = (*joined, ColumnInput(name=name, columns=(name,)))
     _check_taken(proto, path, reader)

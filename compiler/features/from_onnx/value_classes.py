@@ -15,8 +15,8 @@ from veltair.compiler.features.feature_description import CrossPart, Feature, Fe
 from veltair.compiler.features.feature_reference import part_reader, present_values
 from veltair.compiler.features.fingerprint import CROSS_KEY, crossed_fingerprint
 from veltair.compiler.features.from_onnx.hash_buckets import Hashing
-from veltair.compiler.features.hashed_values import bucket_of
 from veltair.compiler.features.from_onnx.tokens.text_cleaning import TextForm
+from veltair.compiler.features.hashed_values import bucket_of
 from veltair.profiles.artifact.strings import Strings
 
 
@@ -53,7 +53,7 @@ class ValueClasses:
     width: int = 1  # values of a row
     crossed: tuple[CrossedFeature, ...] = ()  # of a cross: what is hashed together; its width is the combinations
     cross_key: int = CROSS_KEY
-    form: TextForm = TextForm()  # in which texts are compared and hashed
+    form: TextForm = field(default_factory=TextForm)  # in which texts are compared and hashed
     separator: str | None = None  # of texts that are split: classes of tokens, the last one of no token
     places: int | None = None  # of texts that are split: tokens of a row that are read
     strong_key: tuple[int, int] | None = None  # of SipHash, by which values fall into buckets
@@ -70,7 +70,7 @@ class ValueClasses:
 
     @property
     def may_be_absent(self) -> bool:
-        """Whether a cross, or a place among tokens, may have no value: its class is the last one, behind the buckets."""
+        """Whether a cross, or a place of a token, may have no value: its class is the last one, behind the buckets."""
         return self.separator is not None or any(value is False for part in self.crossed for value in part.part.values)
 
     @property
@@ -198,7 +198,7 @@ class FeatureUse:
     keys: dict[str | int, None] = field(default_factory=dict)
     buckets: set[Hashing] = field(default_factory=set)
     edges: set[float] = field(default_factory=set)
-    form: TextForm = TextForm()  # in which texts are read
+    form: TextForm = field(default_factory=TextForm)  # in which texts are read
     split: onnx.NodeProto | None = None  # of tokens: what splits the text
     separator: str | None = None  # of tokens: what is between them
     cleaned: list[FeatureUse] = field(default_factory=list)  # the same text in other forms, and its tokens

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
 from veltair.compiler.features.from_onnx.tokens.text_cleaning import TextForm
 
 SPLIT = "StringSplit"  # of onnxruntime-extensions, as tf2onnx writes TensorFlow's
+if TYPE_CHECKING:
+    from veltair.compiler.features.from_onnx.class_columns import ClassColumn
+    from veltair.compiler.features.from_onnx.value_classes import ValueClasses
+
 Constant = Callable[[str, NDArray[Any]], str]
 
 
@@ -73,3 +77,24 @@ def sparse_tokens(
         for place, (op, reads, made, more) in enumerate(steps)
         if made
     ]
+
+
+def put_sequences(proto: onnx.ModelProto, found: Sequence[ClassColumn]) -> dict[str, ValueClasses]:
+    """Puts an input [batch, places] of classes before each tensor that is a sequence, in place.
+
+    Returns what the inputs stand for.
+    """
+    inputs: dict[str, ValueClasses] = {}
+    for column in found:
+        assert column.sequence is not None  # the caller chose those
+        name, ids = column.tensor, f"{column.tensor}/tokens"
+        values = numpy_helper.from_array(column.sequence.values, f"{name}/values")
+        proto.graph.initializer.append(values)
+        shape = ["batch", column.classes.places]
+        proto.graph.input.append(helper.make_tensor_value_info(ids, onnx.TensorProto.INT64, shape))
+        inputs[ids] = column.classes
+        place = next(at for at, node in enumerate(proto.graph.node) if name in node.output)
+        node = proto.graph.node[place]
+        node.output[list(node.output).index(name)] = f"{name}/unread"
+        proto.graph.node.insert(place, helper.make_node("Gather", [values.name, ids], [name], f"{name}/of tokens"))
+    return inputs

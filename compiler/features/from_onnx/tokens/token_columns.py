@@ -23,9 +23,9 @@ LONG = 1 << 10  # tokens of a row that shows where it is cut off
 AT_ONCE = 1 << 9  # rows of classes that are computed together
 TOLERANCE = 1e-5  # relative: sums of several rows may be rounded in another order
 MAINS = 3  # classes beside which others are tried
-WAYS = ("mean", "sum", "sqrtn", "distinct")  # how rows are combined; distinct: a sum in which each class counts once
+WAYS = ("mean", "sum", "sqrtn", "distinct")  # how rows are combined; distinct: a sum where each class counts once
 
-# From classes (batch, places) that end with absent ones to the tensor of such a batch, None where it cannot be computed.
+# From classes (batch, places) that end with absent ones to the tensor of such a batch, None where it cannot be.
 Compute: TypeAlias = Callable[[NDArray[np.int64]], NDArray[Any] | None]
 Rows: TypeAlias = NDArray[np.float64]
 
@@ -117,21 +117,21 @@ def find_token_bag(classes: ValueClasses, compute: Compute, rng: np.random.Gener
 
 def _which_count(compute: Compute, single: Rows, absent: int) -> NDArray[np.bool_] | None:
     """Which classes count: those beside which, or without others, something changes. None where it is no bag."""
-    norms = np.abs(single[:absent] - single[absent]).sum(1)
+    norms = np.abs(single[:absent] - np.nan_to_num(single[absent])).sum(1)
     mains = np.argsort(-norms, kind="stable")[:MAINS]
-    idle = np.isclose(single, single[absent], rtol=TOLERANCE, atol=TOLERANCE).all(1)
+    idle = np.isclose(single, single[absent], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True).all(1)
     for main in mains.tolist():
         beside = _in_pieces(compute, np.stack([np.full(absent + 1, main), np.arange(absent + 1)], 1))
-        if beside is None or beside.shape[0] != absent + 1:
+        if beside is None or beside.size != single.size:
             return None
-        beside = beside.reshape(absent + 1, -1)
-        idle &= np.isclose(beside, single[main], rtol=TOLERANCE, atol=TOLERANCE).all(1)
+        beside = beside.reshape(single.shape)
+        idle &= np.isclose(beside, single[main], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True).all(1)
     return ~idle
 
 
 def _find_cut(compute: Compute, single: Rows, counts: NDArray[np.bool_], absent: int) -> int | None:
     """How many tokens of a row are read; None where all of them are."""
-    norms = np.abs(single[:absent] - single[absent]).sum(1) * counts[:absent]
+    norms = np.abs(single[:absent] - np.nan_to_num(single[absent])).sum(1) * counts[:absent]
     order = np.argsort(-norms, kind="stable")
     if len(order) < 2 or not counts[order[1]]:
         return None
@@ -168,7 +168,7 @@ def _tried(
         for longest in TRIED_LENGTHS if places is None else (*TRIED_LENGTHS, 2 * places + 1):
             drawn = _draw(classes, batch, longest, rng)
             found = compute(drawn)
-            if found is None or len(found) != batch:
+            if found is None or found.size != batch * rows.shape[1]:
                 return False
             taken = drawn if places is None else drawn[:, :places]
             if way == "distinct":
@@ -178,7 +178,7 @@ def _tried(
             many = counts[taken].sum(1)
             scale = {"mean": 1 / np.maximum(many, 1), "sqrtn": np.maximum(many, 1) ** -0.5}.get(way, np.ones(batch))
             expected = np.where(many[:, None] > 0, rows[taken].sum(1) * scale[:, None], empty)
-            if not np.allclose(found.reshape(batch, -1), expected, rtol=TOLERANCE, atol=TOLERANCE):
+            if not _same(found.reshape(batch, -1), expected):
                 return False
     return True
 
