@@ -157,6 +157,11 @@ def load_model(
         )
         computed = folded.values.keys() - folded.constants.keys()
         check_memory({name: shape_at(folded.values[name].shape, limit) for name in sorted(computed)}, path)
+    if columns is not None and columns.batch is not None and not folded.mergeable:
+        raise ModelError(
+            f"{path}: its inputs fix the batch to {columns.batch}, and what it computes mixes the rows of a batch; "
+            "expected a model with columns that computes each row by itself"
+        )
     constants, values = folded.constants, folded.values
     constants |= {name: rows for name, rows in stored.items() if name in values}
     check_values(folded.nodes, values, constants, path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +23,12 @@ from veltair.compiler.features.from_onnx.id_operators import NUMERIC
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
 from veltair.compiler.features.from_onnx.safety_steps import drop_proved_steps
 from veltair.compiler.features.from_onnx.standard_copy import FOREIGN, count_boundaries
+from veltair.compiler.features.from_onnx.tokens.fixed_batch import open_batch
 from veltair.compiler.features.from_onnx.tokens.split_nodes import put_sequences
 from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.errors import ModelError
 
+METADATA = "veltair.max_batch"  # the greatest batch of a model whose first dimension is symbolic
 WRITTEN = ("StringSplit", "StringNormalizer", "StringConcat")  # operators on text that the reader's errors speak of
 
 
@@ -41,6 +43,7 @@ class ExtractedColumns:
 
     description: FeatureDescription
     tables: Mapping[str, NDArray[np.float32]]  # rows by the name of the table
+    batch: int | None = None  # that the file's inputs fix
 
 
 def extract_columns(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | None:
@@ -53,6 +56,17 @@ def extract_columns(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | No
     foreign |= any(i.type.tensor_type.elem_type == TensorProto.STRING for i in proto.graph.input)
     if not foreign and not find_bucketize(index, NUMERIC):
         return None
+    batch = open_batch(proto)
+    found = _read_columns(proto, path)
+    if found is None or batch is None:
+        return found
+    if METADATA not in {entry.key for entry in proto.metadata_props}:
+        proto.metadata_props.add(key=METADATA, value=str(batch))
+    return replace(found, batch=batch)
+
+
+def _read_columns(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | None:
+    """The columns that the reader finds, or else those of a graph of classes."""
     drop_proved_steps(proto.graph)
     graph = proto.graph
     nodes, inputs, constants = list(graph.node), list(graph.input), len(graph.initializer)
