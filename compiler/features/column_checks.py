@@ -174,6 +174,8 @@ def check_cross(column: FeatureColumn, features: Mapping[str, Feature], where: s
             _check_keys(part.vocabulary, part.oov, features[part.feature], name)
         elif part.oov:
             raise ModelError(f"{name}: oov: only a vocabulary has such buckets")
+        if part.missing is not None and (part.gives_numbers or kind != "int"):
+            raise ModelError(f"{name}: missing: expected an int feature without a vocabulary")
         if part.values and (not part.gives_numbers or len(part.values) != part.places):
             expected = f"{part.places} of them" if part.gives_numbers else "boundaries or a vocabulary"
             raise ModelError(f"{name}: values: expected {expected}, got {len(part.values)}")

@@ -121,12 +121,18 @@ class CrossPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     boundaries: tuple[float, ...] | None = None  # of a float feature: the interval, NaN in the last
     vocabulary: tuple[str | int, ...] | None = None  # of an int or string feature: the place, else behind all keys
     oov: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0  # the buckets of unknown keys, behind the vocabulary
+    missing: int | None = None  # of an int feature without a vocabulary: this id gives no value
     values: tuple[int | Literal[False], ...] = ()  # what stands for each place; False: no value. Default: the place
 
     @property
     def gives_numbers(self) -> bool:
         """Whether numbers of `boundaries` or `vocabulary` are crossed, and not the feature's own values."""
         return self.boundaries is not None or self.vocabulary is not None
+
+    @property
+    def may_be_absent(self) -> bool:
+        """Whether there may be no value."""
+        return self.missing is not None or any(value is False for value in self.values)
 
     @property
     def places(self) -> int:

@@ -254,7 +254,7 @@ def part_reader(part: CrossPart) -> Callable[[Any], Any]:
         edges = np.array(part.boundaries, np.float32)
         return lambda value: numbers[int(np.searchsorted(edges, np.float32(value), "right"))]
     if part.vocabulary is None:
-        return lambda value: value
+        return lambda value: False if part.missing is not None and value == part.missing else value
     words = {str(key).encode(): at for at, key in enumerate(part.vocabulary)}
 
     def keyed(value: Any) -> Any:

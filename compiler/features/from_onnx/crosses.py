@@ -27,11 +27,12 @@ from veltair.compiler.onnx.node_attributes import attribute
 
 CROSS = "SparseCross"
 EXPECTED = (
-    "expected texts or whole numbers of an input with a symbolic batch, [batch, values], or intervals and places of "
-    "keys that are made of one"
+    "expected texts or whole numbers of an input with a symbolic batch, [batch, values], intervals and places of keys "
+    "that are made of one, or whole numbers within bounds"
 )
 MOST_CLASSES = 1 << 20  # of a feature whose places are crossed
 TRIED_ROWS = 64
+FAR = (1 << 31, (1 << 31) + 1, 1 << 40, (1 << 62) - 1)  # numbers that no key is near, and their opposites
 Kind: TypeAlias = Literal["int", "float", "string"]
 Numbers: TypeAlias = list[list[int]]  # by row
 
@@ -118,6 +119,10 @@ class CrossReader:
         read = {name for member in nodes for name in member.input} | set(tensors)
         inputs = sorted(read & self._graph.inputs.keys() - self._graph.weights.keys())
         classes = self._classes.get(inputs[0]) if len(inputs) == 1 else None
+        if len(inputs) == 1 and self._features.get(inputs[0], ("", 0))[0] == "int":
+            found = self._integers(nodes, tensors, inputs[0])
+            if found is not None:
+                return found
         if classes is None or classes.is_number or classes.count > MOST_CLASSES:
             why = "; ".join(dict.fromkeys(self.refused[name] for name in inputs if name in self.refused))
             raise self._graph.error(node, f"crosses {tensors[-1]!r}; {why or EXPECTED}")
@@ -139,6 +144,32 @@ class CrossReader:
         drawn = np.random.default_rng(0).integers(0, classes.count, (TRIED_ROWS, width))
         members = [[values[own] for own in row] for row in drawn.tolist()]
         return values if run(drawn) == [[v for v in row if v is not False] for row in members] else None
+
+    def _integers(self, nodes: Sequence[onnx.NodeProto], tensors: Sequence[str], name: str) -> CrossedFeature | None:
+        """A part that the graph makes of whole numbers, which it compares with constants: identity columns.
+
+        Between the constants, and beyond them, it has to treat all numbers alike: as they are, as one, or as none.
+        """
+        width, run = self._features[name][1], self._runner(nodes, tensors, name)
+        constants = [self._graph.constant(n) for n in {n for node in nodes for n in node.input}]
+        limits = [int(c.item()) for c in constants if c is not None and c.size == 1 and c.dtype.kind in "iu"]
+        limits = [limit for limit in limits if abs(limit) <= MOST_CLASSES] or [0]
+        keys = range(min(limits) - 1, max(limits) + 2)
+        if run is None or len(keys) > MOST_CLASSES or self._graph.type_of(name) != TensorProto.INT64:
+            return None
+        rng = np.random.default_rng(0)
+        far = [*FAR, *rng.integers(2 * MOST_CLASSES, 1 << 40, TRIED_ROWS).tolist()]
+        tried = np.array([*keys, *far, *(-number for number in far)])
+        whole = run(np.repeat(tried[:, None], width, 1))
+        if whole is None or any(len(set(row)) > 1 or len(row) not in (0, width) for row in whole):
+            return None
+        values: list[int | Literal[False]] = [row[0] if row else False for row in whole]
+        drawn = rng.integers(0, len(tried), (TRIED_ROWS, width))
+        members = [[values[place] for place in row] for row in drawn.tolist()]
+        if run(tried[drawn]) != [[v for v in row if v is not False] for row in members]:
+            return None
+        part = _of_integers(name, dict(zip(keys, values, strict=False)), tried[len(keys) :], values[len(keys) :])
+        return None if part is None else CrossedFeature(part, "int", width)
 
     def _runner(self, nodes: Sequence[onnx.NodeProto], tensors: Sequence[str], given: str) -> Any:
         """From classes (batch, width) to the numbers of each row; None where ONNX Runtime cannot carry it out."""
@@ -184,6 +215,25 @@ def _as_part(classes: ValueClasses, values: Sequence[int | Literal[False]]) -> C
     key: str | int = "" if classes.kind == "string" else 0  # a vocabulary has a key at least, and this is in its bucket
     own = values[fingerprint64(str(key).encode()) % classes.buckets]
     return CrossPart(feature=classes.feature, vocabulary=(key,), oov=classes.buckets, values=(own, *values))
+
+
+def _of_integers(
+    name: str,
+    near: Mapping[int, int | Literal[False]],
+    far: NDArray[np.int64],
+    made: Sequence[int | Literal[False]],
+) -> CrossPart | None:
+    """The part that gives `near` of these numbers, and what it makes of those that are far; None for any other."""
+    if list(made) == far.tolist():
+        changed = [key for key, value in near.items() if value is False or value != key]
+        if len(changed) > 1 or any(near[key] is not False for key in changed):
+            return None
+        return CrossPart(feature=name, missing=changed[0] if changed else None)
+    if len({(value is False, value) for value in made}) > 1:
+        return None
+    other = made[0]
+    known = [key for key, value in near.items() if (value is False, value) != (other is False, other)] or [0]
+    return CrossPart(feature=name, vocabulary=tuple(known), values=(*(near[key] for key in known), other))
 
 
 def _as_sparse(proto: onnx.ModelProto, node: onnx.NodeProto, name: str, buckets: int) -> list[onnx.NodeProto]:

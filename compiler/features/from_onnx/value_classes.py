@@ -71,7 +71,7 @@ class ValueClasses:
     @property
     def may_be_absent(self) -> bool:
         """Whether a cross, or a place of a token, may have no value: its class is the last one, behind the buckets."""
-        return self.separator is not None or any(value is False for part in self.crossed for value in part.part.values)
+        return self.separator is not None or any(part.part.may_be_absent for part in self.crossed)
 
     @property
     def count(self) -> int:
@@ -142,7 +142,7 @@ class ValueClasses:
             return FeatureColumn(feature=self.feature, name=name)
         if self.crossed:
             parts = tuple(crossed.part for crossed in self.crossed)
-            plain = not any(part.gives_numbers for part in parts)
+            plain = not any(part.gives_numbers or part.missing is not None for part in parts)
             return FeatureColumn(
                 feature=self.feature,
                 name=name,

@@ -80,7 +80,7 @@ COLUMN_DTYPE = np.dtype(
 )
 
 COMBINERS = ("sum", "mean", "sqrtn")
-PART_KINDS = ("own", "other", "constant", "integer", "interval", "number key", "text key")
+PART_KINDS = ("own", "other", "constant", "integer", "interval", "number key", "text key", "sparse integer")
 NO_VALUE = -(1 << 62)  # among the values of a part of a cross: there is none
 
 

@@ -41,7 +41,7 @@ class CrossEmitter:
             own = in_register(T.floormod(T.floordiv(place, slot(part, "part_stride")), slot(part, "values_per_row")))
             drops = T.bind(T.And(number == 0, slot(self._column, "drops_missing") == 1))  # the column's own feature
             kind = in_register(slot(part, "part_kind"))
-            for name in ("integer", "other", "interval", "number key", "text key"):
+            for name in ("integer", "other", "interval", "number key", "text key", "sparse integer"):
                 if name in self._kinds:
                     with when(kind == PART_KINDS.index(name)):
                         self._part(name, part, own, drops, fingerprint, there)
@@ -52,9 +52,12 @@ class CrossEmitter:
     def _part(self, kind: str, part: Expr, place: Expr, drops: Expr, fingerprint: Any, there: Any) -> None:
         """The fingerprint of one value of a part; `there` becomes 0 for none."""
         emitter, buffers = self._emitter, self._emitter.task.buffers
-        if kind == "integer":
+        if kind in ("integer", "sparse integer"):
             value = in_register(buffers["ints"][emitter.place_of(part, self._row, place)])
-            with when(T.And(drops, value == emitter.slot(self._column, "missing_id", "int64"))):
+            absent = T.And(drops, value == emitter.slot(self._column, "missing_id", "int64"))
+            if kind == "sparse integer":
+                absent = T.Or(absent, value == emitter.slot(part, "missing_id", "int64"))
+            with when(absent):
                 T.buffer_store(there, T.int32(0), [0])
             T.buffer_store(fingerprint, u64(value), [0])
         elif kind == "other":

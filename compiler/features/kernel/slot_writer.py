@@ -159,7 +159,9 @@ class SlotWriter:
         rows, behind = [self._values(feature) for feature in features], list[dict[str, int]]()
         first_step = self._columns + len(self._parts) + len(parts)
         for at, (part, feature, row) in enumerate(zip(parts, features, rows, strict=True)):
-            kind = "other" if feature.is_text else "integer"
+            kind = "other" if feature.is_text else "integer" if part.missing is None else "sparse integer"
+            if part.missing is not None:
+                row |= {"missing_id": part.missing}
             if part.gives_numbers:
                 kind = "interval" if part.boundaries is not None else "text key" if feature.is_text else "number key"
                 row |= {"step_row": first_step + len(behind), "first_value": self._first_value(part)}
@@ -250,7 +252,7 @@ def _padded_edges(boundaries: Sequence[float]) -> NDArray[np.float32]:
 
 
 def _may_be_absent(column: FeatureColumn, feature: Feature) -> bool:
-    if any(value is False for part in column.cross_parts for value in part.values):
+    if any(part.may_be_absent for part in column.cross_parts):
         return True
     if feature.kind == "int":
         return feature.missing is not False and column.boundaries is None
