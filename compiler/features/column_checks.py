@@ -176,7 +176,8 @@ def check_cross(column: FeatureColumn, features: Mapping[str, Feature], where: s
             raise ModelError(f"{name}: oov: only a vocabulary has such buckets")
         if part.missing is not None and (part.gives_numbers or kind != "int"):
             raise ModelError(f"{name}: missing: expected an int feature without a vocabulary")
-        if part.values and (not part.gives_numbers or len(part.values) != part.places):
+        counts = (part.places, part.places * features[part.feature].width) if part.gives_numbers else ()
+        if part.values and len(part.values) not in counts:
             expected = f"{part.places} of them" if part.gives_numbers else "boundaries or a vocabulary"
             raise ModelError(f"{name}: values: expected {expected}, got {len(part.values)}")
         if any(value is not False and not -(1 << 62) < value < 1 << 63 for value in part.values):
@@ -203,7 +204,9 @@ def _check_keys(keys: tuple[str | int, ...], oov: int, feature: Feature, where: 
 def _check_boundaries(column: FeatureColumn, feature: Feature, where: str) -> None:
     edges = column.boundaries or ()
     _check_edges(edges, where)
-    if feature.width > 1:
-        raise ModelError(f"{where}: boundaries: expected a feature of one value a row, got width {feature.width}")
+    if feature.width > 1 and feature.kind != "float":
+        raise ModelError(f"{where}: boundaries: several values a row are those of a float feature, not {feature.kind}")
+    if feature.width > 1 and column.default not in (-1, len(edges)):
+        raise ModelError(f"{where}: default: NaN among several values is in the last bucket, got {column.default}")
     if not -1 <= column.default <= len(edges):
         raise ModelError(f"{where}: default: of NaN, one of {len(edges) + 1} buckets, got {column.default}")

@@ -124,7 +124,7 @@ def _convert_entries(raw: dict[str, Any], key: str, kind: type[Entry], path: Pat
 
 def _check_feature(feature: Feature, path: Path) -> None:
     where = f"{path}: feature {feature.name!r}"
-    if feature.width > 1 and feature.kind not in ("int", "dense", "string"):
+    if feature.width > 1 and feature.kind == "tokens":
         raise ModelError(f"{where}: width: a {feature.kind} feature has one value a row")
     if feature.truncate is not None and feature.kind != "tokens":
         raise ModelError(f"{where}: truncate: only tokens are cut off")

@@ -123,6 +123,7 @@ class CrossPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     oov: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0  # the buckets of unknown keys, behind the vocabulary
     missing: int | None = None  # of an int feature without a vocabulary: this id gives no value
     values: tuple[int | Literal[False], ...] = ()  # what stands for each place; False: no value. Default: the place
+    # For a feature of several values a row, `values` may say so for the first of them, then for the second, …
 
     @property
     def gives_numbers(self) -> bool:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, product
 from math import sqrt
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -124,7 +124,7 @@ def _compute_column(
         numbers = np.asarray(raw).reshape(-1).astype(np.float32)
         intervals = np.searchsorted(edges, numbers, "right")
         found = np.where(np.isnan(numbers) & (column.default >= 0), column.default, intervals).tolist()
-        place = list(range(len(found)))
+        place = np.repeat(np.arange(len(raw)), feature.width).tolist()
     else:
         present = [present_values(feature, value, column) for value in raw]
         place = [row for row, members in enumerate(present) for _ in members]
@@ -224,7 +224,7 @@ def _join_parts(column: FeatureColumn, values: Mapping[str, Any], row: int, own:
 def _cross(
     column: FeatureColumn,
     feature: Feature,
-    readers: Sequence[Callable[[Any], Any]],
+    readers: Sequence[Callable[[Any, int], Any]],
     values: Mapping[str, Any],
     row: int,
 ) -> list[int]:
@@ -233,7 +233,7 @@ def _cross(
     for part, read in zip(column.cross_parts, readers, strict=True):
         given = values[part.feature][row]
         own = given if isinstance(given, list) else [given] if isinstance(given, bytes) else np.ravel(given).tolist()
-        parts.append([read(value) for value in own])
+        parts.append([read(value, place) for place, value in enumerate(own)])
     dropped = (
         b"" if feature.is_text and feature.empty == "drop" else feature.missing if feature.kind == "int" else False
     )
@@ -247,20 +247,24 @@ def _cross(
     ]
 
 
-def part_reader(part: CrossPart) -> Callable[[Any], Any]:
-    """What is crossed for a value of a part's feature, as a function of it; False for none."""
-    numbers = part.numbers
+def part_reader(part: CrossPart) -> Callable[[Any, int], Any]:
+    """What is crossed for a value of a part's feature, as a function of it and its place in the row; False for none."""
+    numbers, count = part.numbers, part.places if part.gives_numbers else 0
+
+    def number_at(found: int, place: int) -> int | Literal[False]:
+        return numbers[found + (place * count if len(numbers) > count else 0)]
+
     if part.boundaries is not None:
         edges = np.array(part.boundaries, np.float32)
-        return lambda value: numbers[int(np.searchsorted(edges, np.float32(value), "right"))]
+        return lambda value, place: number_at(int(np.searchsorted(edges, np.float32(value), "right")), place)
     if part.vocabulary is None:
-        return lambda value: False if part.missing is not None and value == part.missing else value
+        return lambda value, place: False if part.missing is not None and value == part.missing else value
     words = {str(key).encode(): at for at, key in enumerate(part.vocabulary)}
 
-    def keyed(value: Any) -> Any:
+    def keyed(value: Any, place: int) -> Any:
         text = value if isinstance(value, bytes) else str(value).encode()
         unknown = len(words) + (bucket_of(value, part.oov) if part.oov else 0)
-        return numbers[words.get(text, unknown)]
+        return number_at(words.get(text, unknown), place)
 
     return keyed
 

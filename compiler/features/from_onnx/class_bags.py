@@ -68,7 +68,7 @@ def find_bag(classes: ValueClasses, compute: Compute, rng: np.random.Generator) 
         return None
     counts, combiner = _which_count(classes, compute, whole)
     unknown = counts[len(classes.keys) : classes.count - classes.may_be_absent] if counts is not None else ()
-    if counts is None or (classes.buckets and not np.all(unknown)):
+    if counts is None or ((classes.buckets or classes.edges) and not np.all(unknown)):
         return None
     if classes.may_be_absent and counts[-1]:
         return None  # the kernel passes over what is absent

@@ -106,7 +106,7 @@ class ClassGraph:
         for name, tensor in renamed.items():
             value = onnx.ValueInfoProto()
             value.CopyFrom(self._graph.inputs[name])
-            value.name, self.inputs[tensor] = tensor, ValueClasses(name, "float")
+            value.name, self.inputs[tensor] = tensor, ValueClasses(name, "float", width=chosen[name].width)
             found.append(value)
         for node in nodes:
             if not renamed.keys().isdisjoint(node.input):
@@ -123,9 +123,8 @@ class ClassGraph:
         dims = self._graph.inputs[name].type.tensor_type.shape.dim
         kind = KINDS.get(self._graph.type_of(name))
         use = FeatureUse(name, name, kind or "int", dims[1].dim_value if len(dims) > 1 else 1, {name})
-        wide = use.width > 1 and use.kind == "float"
-        if kind is None or not 1 <= len(dims) <= 2 or dims[0].HasField("dim_value") or use.width < 1 or wide:
-            expected = "[batch] or [batch, 1]" if wide else "[batch] or [batch, values], with a symbolic batch"
+        if kind is None or not 1 <= len(dims) <= 2 or dims[0].HasField("dim_value") or use.width < 1:
+            expected = "[batch] or [batch, values], with a symbolic batch"
             use.refused = f"input {name!r} has shape {self._graph.shape(name)}; expected {expected}"
             return use
         self._follow(use)
@@ -199,7 +198,7 @@ class ClassGraph:
             return True
         if node.op_type == TENSORFLOW:
             use.edges.update(read_boundaries(node, self._graph).tolist())
-            return use.width == 1
+            return True
         if use.kind == "float":
             return False
         hashing = find_hashing(node, self._graph)

@@ -34,6 +34,7 @@ MOST_CLASSES = 1 << 20  # of a feature whose places are crossed
 TRIED_ROWS = 64
 FAR = (1 << 31, (1 << 31) + 1, 1 << 40, (1 << 62) - 1)  # numbers that no key is near, and their opposites
 Kind: TypeAlias = Literal["int", "float", "string"]
+Values: TypeAlias = list[int | Literal[False]]  # by class
 Numbers: TypeAlias = list[list[int]]  # by row
 
 
@@ -133,17 +134,21 @@ class CrossReader:
 
     def _values(
         self, nodes: Sequence[onnx.NodeProto], tensors: Sequence[str], given: str, classes: ValueClasses
-    ) -> list[int | Literal[False]] | None:
-        """The number that stands for each class, False for none; None where the tensors are not made so."""
+    ) -> list[Values] | None:
+        """The number that stands for each class, False for none, at each place of a row; one list where places do not
+        matter. None where the tensors are not made so.
+        """
         run = self._runner(nodes, tensors, given)
         width = classes.width
         whole = run(np.repeat(np.arange(classes.count)[:, None], width, 1)) if run is not None else None
-        if run is None or whole is None or any(len(set(row)) > 1 or len(row) not in (0, width) for row in whole):
+        if run is None or whole is None or any(len(row) not in (0, width) for row in whole):
             return None
-        values: list[int | Literal[False]] = [row[0] if row else False for row in whole]
+        values: list[Values] = [[row[place] if row else False for row in whole] for place in range(width)]
         drawn = np.random.default_rng(0).integers(0, classes.count, (TRIED_ROWS, width))
-        members = [[values[own] for own in row] for row in drawn.tolist()]
-        return values if run(drawn) == [[v for v in row if v is not False] for row in members] else None
+        members = [[values[place][own] for place, own in enumerate(row)] for row in drawn.tolist()]
+        if run(drawn) != [[v for v in row if v is not False] for row in members]:
+            return None
+        return values if any(own != values[0] for own in values) else values[:1]
 
     def _integers(self, nodes: Sequence[onnx.NodeProto], tensors: Sequence[str], name: str) -> CrossedFeature | None:
         """A part that the graph makes of whole numbers, which it compares with constants: identity columns.
@@ -206,15 +211,17 @@ class CrossReader:
         return run
 
 
-def _as_part(classes: ValueClasses, values: Sequence[int | Literal[False]]) -> CrossPart:
-    """A part whose places are a feature's classes."""
+def _as_part(classes: ValueClasses, values: Sequence[Values]) -> CrossPart:
+    """A part whose places are a feature's classes. `values`: by place of a row, or once for all of them."""
+    every = tuple(value for own in values for value in own)
     if classes.edges:
-        return CrossPart(feature=classes.feature, boundaries=classes.edges, values=tuple(values))
+        return CrossPart(feature=classes.feature, boundaries=classes.edges, values=every)
     if classes.keys:
-        return CrossPart(feature=classes.feature, vocabulary=classes.keys, oov=classes.buckets, values=tuple(values))
+        return CrossPart(feature=classes.feature, vocabulary=classes.keys, oov=classes.buckets, values=every)
     key: str | int = "" if classes.kind == "string" else 0  # a vocabulary has a key at least, and this is in its bucket
-    own = values[fingerprint64(str(key).encode()) % classes.buckets]
-    return CrossPart(feature=classes.feature, vocabulary=(key,), oov=classes.buckets, values=(own, *values))
+    bucket = fingerprint64(str(key).encode()) % classes.buckets
+    every = tuple(value for own in values for value in (own[bucket], *own))
+    return CrossPart(feature=classes.feature, vocabulary=(key,), oov=classes.buckets, values=every)
 
 
 def _of_integers(

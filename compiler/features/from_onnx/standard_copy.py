@@ -86,7 +86,7 @@ class ClassedValues:
     def values_in(self, raw: Mapping[str, Any]) -> NDArray[Any]:
         """The classes, from the values of all features; the values themselves of one that has no classes."""
         if self.classes.is_number:
-            return np.asarray(raw[self.feature], np.float32).reshape(-1, 1)
+            return np.asarray(raw[self.feature], np.float32).reshape(-1, self.classes.width)
         return self.classes.of_cross(raw) if self.classes.crossed else self.classes.of(raw[self.feature])
 
 

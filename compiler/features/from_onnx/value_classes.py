@@ -111,7 +111,8 @@ class ValueClasses:
         for crossed in self.crossed:
             values = given[crossed.feature]
             flat = list(values.tolist() if isinstance(values, Strings) else np.reshape(values, -1).tolist())
-            found = list(map(part_reader(crossed.part), flat))
+            read = part_reader(crossed.part)
+            found = [read(value, at % crossed.width) for at, value in enumerate(flat)]
             each.append([found[at : at + crossed.width] for at in range(0, len(found), crossed.width)])
         rows = [
             self.buckets

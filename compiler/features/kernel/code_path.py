@@ -27,6 +27,7 @@ class ValueKind(StrEnum):
 
     INT = "int"
     FLOAT = "float"
+    FLOATS = "floats"  # several of a row, each with an interval
     STRING = "string"
     TOKENS = "tokens"
 
@@ -79,6 +80,8 @@ class CodePath:
 def code_path(column: FeatureColumn, feature: Feature) -> CodePath:
     """The path of a column. Where a row has one value at most, its combiner does not matter."""
     kind = ValueKind.FLOAT if feature.kind == "dense" else ValueKind(feature.kind)
+    if feature.kind == "float" and feature.width > 1 and column.boundaries is not None:
+        kind = ValueKind.FLOATS
     step = ColumnStep.PARTS if column.parts else ColumnStep.CROSS if column.cross_parts else column.step
     if column.is_keyed:
         step = ColumnStep.KEYED_HASH if step is ColumnStep.HASH else ColumnStep.KEYED_VOCABULARY

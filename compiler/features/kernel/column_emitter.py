@@ -9,7 +9,7 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.codegen.memory import vector_store
 from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.features.feature_description import ColumnStep
-from veltair.compiler.features.kernel.code_path import CodePath, Combination
+from veltair.compiler.features.kernel.code_path import CodePath, Combination, ValueKind
 from veltair.compiler.features.kernel.column_task import ColumnTask
 from veltair.compiler.features.kernel.index_emitter import IndexEmitter
 from veltair.compiler.features.kernel.row_lookup import RowLookup
@@ -45,7 +45,7 @@ class ColumnEmitter:
                 self._for_each_column(lambda column, place: emit_numbers(self._indices, column, path.kind))
             case ColumnStep.LENGTH | ColumnStep.MASK, _:
                 self._for_each_column(lambda column, place: self._sequences.emit_counts(column, path))
-            case ColumnStep.BOUNDARIES, Combination.IDS:
+            case ColumnStep.BOUNDARIES, Combination.IDS if path.kind is not ValueKind.FLOATS:
                 self._for_each_column(lambda column, place: self._emit_buckets(column, place, path))
             case _, Combination.IDS:
                 self._for_each_column(lambda column, place: self._sequences.emit_ids(column, path))

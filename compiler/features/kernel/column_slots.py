@@ -66,6 +66,7 @@ _SLOTS = {
     "letter_case": 7,  # place in letter_case.CASES | index_emitter
     "step_row": 2,  # crosses: the row of this table with the part's boundaries or vocabulary | cross_emitter
     "first_value": 3,  # crosses: the first in "keys" of what stands for each place of these | cross_emitter
+    "value_stride": 5,  # crosses: from what stands for one value of a row to what does for the next | cross_emitter
     "part_stride": 4,  # crosses: combinations of the values of the parts behind this one | cross_emitter
 }
 SLOTS_PER_ROW = max(_SLOTS.values()) + 1

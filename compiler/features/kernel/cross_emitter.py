@@ -68,7 +68,8 @@ class CrossEmitter:
         else:
             index = T.alloc_buffer((1,), "int32", scope="global")
             emitter.emit_place(kind, in_register(emitter.slot(part, "step_row")), self._row, place, index)
-            value = in_register(buffers["keys"][emitter.slot(part, "first_value") + index[0]])
+            first = emitter.slot(part, "first_value") + place * emitter.slot(part, "value_stride")
+            value = in_register(buffers["keys"][first + index[0]])
             with when(value == T.int64(NO_VALUE)):
                 T.buffer_store(there, T.int32(0), [0])
             T.buffer_store(fingerprint, u64(value), [0])

@@ -81,6 +81,12 @@ class IndexEmitter(ColumnValues):
                         guard()
                     yield
             return
+        if kind is ValueKind.FLOATS:
+            with T.serial(0, self.slot(column, "values_per_row")) as place:
+                self.emit_place("interval", column, row, place, out)
+                guard()
+                yield
+            return
         with self.for_each_text(column, kind, row) as (begin, size):
             if step is not None:
                 self._index_of_text(column, step, row, begin, size, out)

@@ -11,10 +11,11 @@ from veltair.compiler.features.kernel.code_path import CodePath, ValueKind
 from veltair.compiler.features.kernel.column_slots import COMBINERS
 from veltair.compiler.features.kernel.column_values import ColumnValues
 from veltair.compiler.features.kernel.index_emitter import IndexEmitter
+from veltair.compiler.features.kernel.seen_indices import SeenIndices
 from veltair.compiler.features.kernel.table_rows import TableRows, for_row_pieces
 from veltair.compiler.features.text_code.number_parser import NumberParser
 from veltair.compiler.features.text_code.tokens import NOTED
-from veltair.compiler.features.text_code.word_arithmetic import in_register, u64_constant
+from veltair.compiler.features.text_code.word_arithmetic import in_register
 
 
 class RowSums:
@@ -40,7 +41,7 @@ class RowSums:
         self._stops, self._totals = (T.alloc_buffer((task.most_rows,), "int32", scope="global") for _ in range(2))
         # The first row that is not finished, the first index not added, how many wait; of the row, how many it has so
         # far, and the index just found.
-        self._seen = T.alloc_buffer((max(self._path.distinct, 1),), "uint64", scope="global")  # a bit for each index
+        self._seen = SeenIndices(path.distinct)
         variables = [T.alloc_buffer((1,), "int32", scope="global") for _ in range(5)]
         self._first, self._begin, self._waiting, self._total, self._index = variables
 
@@ -51,14 +52,13 @@ class RowSums:
         self._clear()
         with T.serial(0, task.rows) as r:
             T.buffer_store(self._total, T.int32(0), [0])
-            with T.serial(0, self._path.distinct) as word:
-                T.buffer_store(self._seen, T.uint64(0), [word])
+            self._seen.clear()
             row = in_register(task.start + r)
             with self._emitter.for_each_value(self._column, self._path.kind, self._path.step, row, self._index):
                 found = in_register(self._index[0])
                 proved = self._emitter.slot(self._column, "bounds_checked") == 0
                 inside = T.bind(T.Or(proved, T.cast(found, "uint32") < self._rows))
-                with when(self._first_of_row(found, inside) if self._path.distinct else inside):
+                with when(self._seen.is_new(found, inside) if self._path.distinct else inside):
                     T.buffer_store(self._ids, found, [self._waiting[0]])
                     T.buffer_store(self._waiting, self._waiting[0] + 1, [0])
                     T.buffer_store(self._total, self._total[0] + 1, [0])
@@ -70,16 +70,6 @@ class RowSums:
             T.buffer_store(self._stops, self._waiting[0], [r])
             T.buffer_store(self._totals, self._total[0], [r])
         self._settle(in_register(task.rows))
-
-    def _first_of_row(self, index: Expr, inside: Expr) -> Expr:
-        """Whether an index is a row of the table, and the first of its number in this row of the batch."""
-        word = in_register(T.Select(inside, T.shift_right(index, 6), T.int32(0)))
-        bit = in_register(T.shift_left(u64_constant(1), T.cast(T.bitwise_and(index, 63), "uint64")))
-        new = T.alloc_buffer((1,), "int32", scope="global")
-        T.buffer_store(new, T.cast(T.bitwise_and(self._seen[word], bit) == u64_constant(0), "int32"), [0])
-        with when(inside):
-            T.buffer_store(self._seen, T.bitwise_or(self._seen[word], bit), [word])
-        return T.And(inside, new[0] == 1)
 
     def _settle(self, stop: Expr) -> None:
         """Finishes the rows below `stop`, and adds up what waits of row `stop` itself."""

@@ -165,6 +165,7 @@ class SlotWriter:
             if part.gives_numbers:
                 kind = "interval" if part.boundaries is not None else "text key" if feature.is_text else "number key"
                 row |= {"step_row": first_step + len(behind), "first_value": self._first_value(part)}
+                row["value_stride"] = part.places if len(part.values) > part.places else 0
                 behind.append(self._values(feature) | self._step(part, _part_name(column, at)))
             row |= {"part_kind": PART_KINDS.index(kind), "part_stride": prod(f.width for f in features[at + 1 :])}
             self.part_kinds |= {kind}

@@ -19,12 +19,13 @@ from veltair.compiler.codegen.control_flow import when
 from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.features.feature_description import ColumnStep
-from veltair.compiler.features.kernel.code_path import CodePath, Combination
+from veltair.compiler.features.kernel.code_path import CodePath, Combination, ValueKind
 from veltair.compiler.features.kernel.column_slots import SLOTS_PER_ROW
 from veltair.compiler.features.kernel.column_task import ColumnTask
 from veltair.compiler.features.kernel.index_emitter import IndexEmitter
 from veltair.compiler.features.kernel.row_lookup import RowLookup
 from veltair.compiler.features.kernel.row_sums import emit_numbers
+from veltair.compiler.features.kernel.seen_indices import SeenIndices
 from veltair.compiler.features.kernel.sequence_emitter import SequenceEmitter
 from veltair.compiler.features.kernel.table_rows import TableRows
 from veltair.compiler.features.text_code.word_arithmetic import in_register
@@ -182,7 +183,7 @@ class _TrainingEmitter:
         self._table = table
 
     def read_texts(self, path: CodePath) -> None:
-        self._indices.read_texts(path.case, strips=path.strips)
+        self._indices.read_texts(path)
 
     def emit_numbers(self, column: Expr, path: CodePath) -> None:
         emit_numbers(self._indices, column, path.kind)
@@ -191,7 +192,7 @@ class _TrainingEmitter:
         sequences = _BoundedSequences(self._indices, self._table)
         if path.step in (ColumnStep.LENGTH, ColumnStep.MASK):
             sequences.emit_counts(column, path)
-        elif path.step is ColumnStep.BOUNDARIES:
+        elif path.step is ColumnStep.BOUNDARIES and path.kind is not ValueKind.FLOATS:
             self._lookup.emit_indices(column, T.int32(0), path)
             base = self._lookup.first_index(T.int32(0))
             with T.serial(0, self._task.rows) as r:
@@ -217,16 +218,19 @@ class _TrainingEmitter:
 
         def keep(value: Expr) -> None:
             value = in_register(value)
-            with when(T.cast(value, "uint32") < rows):
+            inside = T.bind(T.cast(value, "uint32") < rows)
+            with when(seen.is_new(value, inside) if path.distinct else inside):
                 append(value)
 
         T.buffer_store(used, ends[bag, task.start], [0])
-        buckets = path.step is ColumnStep.BOUNDARIES
+        buckets = path.step is ColumnStep.BOUNDARIES and path.kind is not ValueKind.FLOATS
+        seen = SeenIndices(path.distinct)
         if buckets:
             self._lookup.emit_indices(column, T.int32(0), path)
         first = self._lookup.first_index(T.int32(0))
         with T.serial(0, task.rows) as r:
             row = in_register(task.start + r)
+            seen.clear()
             if buckets:
                 keep(self._lookup.indices[first + r])
             else:
