@@ -11,6 +11,7 @@ import pytest
 from features.compiled_columns import CompiledColumns, make_description
 
 from veltair.compiler.features.feature_reference import reference_inputs
+from veltair.compiler.features.feature_tables import load_rows
 from veltair.errors import ModelError
 
 POINT = {"rows": 32, "columns": 4, "along": "rows", "ahead": 4}
@@ -78,6 +79,49 @@ def test_bags_of_words_beside_the_whole_text(combiner: str) -> None:
     np.testing.assert_allclose(CompiledColumns(described, POINT)({"t": ODD}, len(ODD)), want, rtol=1e-5, atol=1e-5)
 
 
+def test_an_index_that_a_row_has_twice_counts_once() -> None:
+    """However many tokens wait to be added up; of hashes, too. No row sees another's."""
+    columns = [
+        {**WORDS, "name": "words", "combiner": "sum", "distinct": True, "table": "t8"},
+        {
+            "name": "hashed",
+            "feature": "t",
+            "hash": 200,
+            "separator": " ",
+            "combiner": "sum",
+            "distinct": True,
+            "table": "t",
+        },
+        {"name": "all", "feature": "t", "hash": 200, "separator": " ", "combiner": "sum", "table": "t"},
+    ]
+    described = make_description([TEXT], columns, t8=(6, 8), t=(200, 8))
+    texts = [*ODD, b" ".join(b"w%d" % (i % 150) for i in range(400)), b"w1 w1 w2", b"w1"]
+    want = reference_inputs(described, {"t": texts})["x"]
+    found = CompiledColumns(described, POINT)({"t": texts}, len(texts))
+    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
+    assert np.allclose(want[-1, 8:16], want[-1, 16:]) and not np.allclose(want[-2, 8:16], want[-2, 16:])
+
+
+def test_several_intervals_a_row() -> None:
+    """As sums, as ids in their order, and crossed by their places in the row; NaN is in the last interval."""
+    features = [{"name": "n", "kind": "float", "width": 3}, {"name": "s", "kind": "string"}]
+    rows = {"feature": "n", "boundaries": [0.0, 1.5], "combiner": "sum", "table": "t8"}
+    values = [0, False, 2, 10, 11, 12, 20, 21, False]
+    part = {"feature": "n", "boundaries": [0.0, 1.5], "values": values}
+    crossed = {"name": "x", "feature": "n", "crossed": [part, {"feature": "s"}], "hash": 9, "combiner": "sum"}
+    numbers = np.array([[-1, 0, 9], [np.nan, 1.5, -np.inf], [np.inf, 0, np.nan], [1, 1, 1]], np.float32)
+    raw = {"n": numbers, "s": [b"a", b"", b"b", "ü".encode()]}
+    summed = make_description(features, [rows, {**crossed, "table": "t"}], t8=(3, 8), t=(9, 8))
+    want = reference_inputs(summed, raw)["x"]
+    table = summed.tables[0]
+    intervals = [[0, 1, 2], [2, 2, 0], [2, 1, 2], [1, 1, 1]]
+    kept = load_rows(table, summed.path)[np.array(intervals)].sum(1)
+    np.testing.assert_allclose(want[:, :8], kept, rtol=1e-6)
+    np.testing.assert_allclose(CompiledColumns(summed, POINT)(raw, 4), want, rtol=1e-5, atol=1e-5)
+    ids = make_description(features, [{**rows, "table": None, "combiner": "sequence"}])
+    assert CompiledColumns(ids, POINT, dtype="int64")(raw, 4).tolist() == intervals
+
+
 def test_what_is_left_of_a_text() -> None:
     described = make_description(
         [TEXT], [{"feature": "t", "vocabulary": ["", "cat"], "case": "lower", "keep": "act", "default": 7, "pad": 3}]
@@ -95,6 +139,8 @@ def test_what_is_left_of_a_text() -> None:
         ({"remove": "é", "vocabulary": ["a"]}, "remove, keep: expected ASCII"),
         ({"remove": "!", "keep": "a", "vocabulary": ["a"]}, "expected one of remove and keep"),
         ({"remove": ",", "separator": ",", "vocabulary": ["a"]}, "left out before the text is split"),
+        ({"distinct": True, "vocabulary": ["a"]}, "distinct: expected rows of a table"),
+        ({"distinct": True, "hash": 1 << 21, "combiner": "sum", "separator": ""}, "distinct: expected at most"),
         ({"truncate": 3, "vocabulary": ["a"]}, "truncate: only a column with a separator"),
         ({"separator": "é", "vocabulary": ["a"]}, "separator: expected one ASCII character"),
     ],
