@@ -49,13 +49,13 @@ def hashed(given: str, out: str, buckets: str) -> onnx.NodeProto:
     return node("StringToHashBucketFast", [given, buckets], out, domain=CONTRIB)
 
 
-def model(path: Path, nodes: Sequence[onnx.NodeProto], inputs: Inputs, outputs: Sequence[str]) -> Path:
+def model(path: Path, nodes: Sequence[onnx.NodeProto], inputs: Inputs, outputs: Sequence[str], opset: int = 20) -> Path:
     listed = [helper.make_tensor_value_info(name, kind, list(shape)) for name, (kind, shape) in inputs.items()]
     outs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
     used = {name for n in nodes for name in n.input}
     weights = [numpy_helper.from_array(value, name) for name, value in CONSTANTS.items() if name in used]
     graph = helper.make_graph(nodes, "g", listed, outs, weights)
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(ML, 4), helper.make_opsetid(CONTRIB, 1)]
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid(ML, 4), helper.make_opsetid(CONTRIB, 1)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
     return path
 

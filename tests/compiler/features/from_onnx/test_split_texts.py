@@ -1,0 +1,152 @@
+"""Texts that a graph cleans and splits: their tokens' rows summed, once each, or as sequences of fixed length."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from features.checked_columns import bucket, check, columns_of
+from features.column_nets import CITIES, CONSTANTS, CONTRIB, STRING, encoder, hashed, model, node
+
+from veltair.compiler.onnx.onnx_model import load_model
+from veltair.errors import ModelError
+
+CONSTANTS |= {
+    "white": np.array([""], object),
+    "comma": np.array([","], object),
+    "points": np.array(["::"], object),
+    "kept": np.array([False]),
+    "marks": np.array(["[!?']"], object),
+    "letters": np.array(["[^a-z ]"], object),
+    "word": np.array(["<br>"], object),
+    "nothing": np.array([""], object),
+    "whole rows": np.array([0]),
+    "next": np.array([1]),
+    "places": np.array([4]),
+    "last": np.array([1 << 40]),
+    "least id": np.array(0),
+}
+TEXTS = [b"rome Oslo!", b"", b"! ?", b"rome rome\tbonn rome oslo x", "Zürich's rome".encode(), b"x" * 90, b" oslo"]
+KEYS, IDS = ["rome", "oslo", "romes"], [3, 1, 2]  # 0 for any other
+
+
+def split(given: str, separator: str = "white") -> onnx.NodeProto:
+    return node("StringSplit", [given, separator, "kept"], ["at", "tokens", "extent"], domain=CONTRIB)
+
+
+def summed(values: str, out: str) -> list[onnx.NodeProto]:
+    """The sum of something for each token, by the rows that tokens belong to."""
+    return [
+        node("Gather", ["cities", values], "token.rows"),
+        node("Slice", ["at", "whole rows", "next", "next"], "row.places"),
+        node("Slice", ["extent", "whole rows", "next"], "batch"),
+        node("Concat", ["batch", "places"], "size", axis=0),
+        node("ConstantOfShape", ["size"], "zeros"),
+        node("ScatterND", ["zeros", "row.places", "token.rows"], out, reduction="add"),
+    ]
+
+
+def known(text: bytes, clean: Callable[[bytes], bytes] = lambda text: text) -> list[int]:
+    """What the encoder gives for each token of a text."""
+    places = dict(zip(KEYS, IDS, strict=True))
+    return [places.get(t.decode("utf-8", "replace"), 0) for t in re.split(rb"[ \t-\r]", clean(text)) if t]
+
+
+def test_sums_of_tokens(tmp_path: Path) -> None:
+    nodes = [split("text"), encoder("tokens", "ids", KEYS, IDS, 0), *summed("ids", "y")]
+    path = model(tmp_path / "m.onnx", nodes, {"text": (STRING, ["B"])}, ["y"])
+    want = np.stack([CITIES[known(text)].sum(0) for text in TEXTS])
+    loaded = check(path, tmp_path, {"text": np.array(TEXTS, object)[:, None]}, want)
+    column = columns_of(loaded)["text"]
+    assert (column.combiner, column.separator, column.truncate) == ("sum", "", None) and not loaded.nodes[1:]
+
+
+def test_hashes_of_tokens_between_commas(tmp_path: Path) -> None:
+    """An empty token is a token."""
+    texts = [b"a,b", b"", b",,", b"a", b"b, a", b"x" * 80 + b",a", b"a,a,a"]
+    nodes = [split("text", "comma"), hashed("tokens", "ids", "five"), *summed("ids", "y")]
+    path = model(tmp_path / "m.onnx", nodes, {"text": (STRING, ["B"])}, ["y"])
+    want = np.stack([CITIES[[bucket(token, 5) for token in text.split(b",")]].sum(0) for text in texts])
+    check(path, tmp_path, {"text": np.array(texts, object)[:, None]}, want)
+
+
+def test_sequences_of_cleaned_tokens(tmp_path: Path) -> None:
+    """A token of marks alone is none, since they are left out before the split."""
+    nodes = [
+        node("StringLower", ["text"], "low"),
+        node("StringRegexReplace", ["low", "marks", "nothing"], "clean", domain=CONTRIB),
+        split("clean"),
+        encoder("tokens", "ids", KEYS, IDS, 0),
+        node("Slice", ["extent", "whole rows", "next"], "batch"),
+        node("Concat", ["batch", "places"], "size", axis=0),
+        node("Slice", ["at", "next", "last", "next"], "place"),
+        node("Less", ["place", "places"], "early"),
+        node("Squeeze", ["early", "next"], "early.flat"),
+        node("Compress", ["at", "early.flat"], "kept.at", axis=0),
+        node("Compress", ["ids", "early.flat"], "kept.ids", axis=0),
+        node("ConstantOfShape", ["size"], "zeros", value=onnx.numpy_helper.from_array(np.array([4]))),
+        node("ScatterND", ["zeros", "kept.at", "kept.ids"], "padded"),
+        node("Gather", ["cities", "padded"], "rows"),
+        node("ReduceMax", ["rows"], "y", axes=[1], keepdims=0),
+    ]
+    path = model(tmp_path / "m.onnx", nodes, {"text": (STRING, ["B"])}, ["y"], opset=17)
+    clean = [known(text, lambda text: text.lower().translate(None, b"!?'"))[:4] for text in TEXTS]
+    want = CITIES[np.array([row + [4] * (4 - len(row)) for row in clean])].max(1)
+    loaded = check(path, tmp_path, {"text": np.array(TEXTS, object)[:, None]}, want)
+    column = columns_of(loaded)["text"]
+    assert (column.combiner, column.truncate, column.remove, column.case) == ("sequence", 4, "!'?", "lower")
+
+
+def test_a_text_without_all_but_some_characters(tmp_path: Path) -> None:
+    nodes = [
+        node("StringRegexReplace", ["text", "letters", "nothing"], "clean", domain=CONTRIB),
+        encoder("clean", "ids", [*KEYS, "zrichs rome"], [*IDS, 4], 0),
+        node("Gather", ["cities", "ids"], "y"),
+    ]
+    path = model(tmp_path / "m.onnx", nodes, {"text": (STRING, ["B"])}, ["y"])
+    texts = [b"ro!me", b"OSLO", b"oslo\xff", "Zzürich's rome".encode(), b"", b"o" * 90]
+    check(path, tmp_path, {"text": np.array(texts, object)[:, None]}, CITIES[[3, 0, 1, 4, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "says"),
+    [
+        ([split("text", "points")], "StringSplit: splits at '::'; expected white space or one ASCII character"),
+        (
+            [node("StringRegexReplace", ["text", "word", "nothing"], "clean", domain=CONTRIB), split("clean")],
+            "StringRegexReplace: replaces '<br>' by ''; expected one set",
+        ),
+        (
+            [node("StringStrip", ["text"], "clean", domain=CONTRIB), split("clean", "comma")],
+            "StringSplit: splits at ',', which the steps before it change or leave out",
+        ),
+    ],
+)
+def test_other_steps_are_named(nodes: list[onnx.NodeProto], says: str, tmp_path: Path) -> None:
+    nodes = [*nodes, encoder("tokens", "ids", KEYS, IDS, 0), *summed("ids", "y")]
+    with pytest.raises(ModelError, match=re.escape(says)):
+        load_model(model(tmp_path / "m.onnx", nodes, {"text": (STRING, ["B"])}, ["y"]), 4)
+
+
+def test_hashes_of_texts_without_characters_are_named(tmp_path: Path) -> None:
+    nodes = [node("StringRegexReplace", ["text", "marks", "nothing"], "clean", domain=CONTRIB), split("clean")]
+    nodes += [hashed("tokens", "ids", "five"), *summed("ids", "y")]
+    with pytest.raises(ModelError, match="input 'text' is hashed without some of its characters"):
+        load_model(model(tmp_path / "m.onnx", nodes, {"text": (STRING, ["B"])}, ["y"]), 4)
+
+
+def test_what_depends_on_the_longest_row_is_named(tmp_path: Path) -> None:
+    """A mean over as many places as the longest text of the batch has tokens."""
+    nodes = [split("text"), encoder("tokens", "ids", KEYS, IDS, 0), *summed("ids", "sums")]
+    nodes += [
+        node("Slice", ["extent", "next", "last"], "longest"),
+        node("Cast", ["longest"], "many", to=onnx.TensorProto.FLOAT),
+        node("Div", ["sums", "many"], "y"),
+    ]
+    path = model(tmp_path / "m.onnx", nodes, {"text": (STRING, ["B"])}, ["y"])
+    with pytest.raises(ModelError, match="input 'text': what becomes of its tokens is no sum or mean of rows"):
+        load_model(path, 4)
