@@ -14,8 +14,9 @@ from onnx import TensorProto
 from veltair.compiler.features.feature_description import ColumnInput, FeatureDescription
 from veltair.compiler.features.feature_tables import FeatureTable
 from veltair.compiler.features.from_onnx.bucketize_pattern import find_bucketize
-from veltair.compiler.features.from_onnx.class_columns import ClassColumns
-from veltair.compiler.features.from_onnx.class_graph import ClassGraph
+from veltair.compiler.features.from_onnx.classes.class_columns import ClassColumns
+from veltair.compiler.features.from_onnx.classes.class_graph import ClassGraph
+from veltair.compiler.features.from_onnx.classes.value_classes import ValueClasses
 from veltair.compiler.features.from_onnx.column_reader import WAYS, ColumnReader, is_textual
 from veltair.compiler.features.from_onnx.graph_rewriter import ColumnTensor, GraphRewriter
 from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB, is_hash
@@ -25,7 +26,6 @@ from veltair.compiler.features.from_onnx.safety_steps import drop_proved_steps
 from veltair.compiler.features.from_onnx.standard_copy import FOREIGN, count_boundaries
 from veltair.compiler.features.from_onnx.tokens.fixed_batch import open_batch
 from veltair.compiler.features.from_onnx.tokens.split_nodes import put_sequences
-from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.errors import ModelError
 
 METADATA = "veltair.max_batch"  # the greatest batch of a model whose first dimension is symbolic

@@ -18,14 +18,14 @@ from onnx import TensorProto
 from veltair.compiler.features.feature_description import DEFAULT_TEXT_BYTES, Feature, FeatureColumn
 from veltair.compiler.features.fingerprint import fingerprint64
 from veltair.compiler.features.from_onnx.bucketize_pattern import BucketizePattern, find_bucketize
-from veltair.compiler.features.from_onnx.class_columns import ClassColumn
+from veltair.compiler.features.from_onnx.classes.class_columns import ClassColumn
+from veltair.compiler.features.from_onnx.classes.value_classes import ValueClasses
 from veltair.compiler.features.from_onnx.hash_buckets import HASHES, MOST_BUCKETS, find_hashed, is_hash, read_buckets
 from veltair.compiler.features.from_onnx.id_operators import NUMERIC, apply_operators, find_encoder
 from veltair.compiler.features.from_onnx.identify_columns import LOOKUPS, gathered_tables, identify_columns
 from veltair.compiler.features.from_onnx.key_sources import CASES, KeySource, find_key_source
 from veltair.compiler.features.from_onnx.label_encoders import ENCODERS, KeyEncoding, encodes_features, read_encoding
 from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
-from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.errors import ModelError
 

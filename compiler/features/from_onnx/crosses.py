@@ -19,10 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.features.feature_description import CrossPart
 from veltair.compiler.features.fingerprint import fingerprint64
+from veltair.compiler.features.from_onnx.classes.value_classes import CrossedFeature, ValueClasses
 from veltair.compiler.features.from_onnx.hash_buckets import BUCKETS_LIMIT
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
 from veltair.compiler.features.from_onnx.safety_steps import nodes_needed
-from veltair.compiler.features.from_onnx.value_classes import CrossedFeature, ValueClasses
 from veltair.compiler.onnx.node_attributes import attribute
 
 CROSS = "SparseCross"
@@ -80,6 +80,7 @@ class CrossReader:
             nodes += _as_sparse(self._proto, node, name, own.buckets)
         if found:
             outputs = {output.name for output in self._proto.graph.output}
+            nodes = self._without_shapes(nodes, found)
             nodes = nodes_needed(nodes, outputs)
             read = {name for node in nodes for name in node.input} | outputs
             crossed = {name for classes in found.values() for name in classes.features}
@@ -89,6 +90,34 @@ class CrossReader:
                 del held[:]
                 held.extend(values)
         return found
+
+    def _without_shapes(
+        self, nodes: Sequence[onnx.NodeProto], found: Mapping[str, ValueClasses]
+    ) -> list[onnx.NodeProto]:
+        """The nodes; those that ask for the shape of a crossed feature ask for that of as many zeros."""
+        crossed = {name for classes in found.values() for name in classes.features}
+        left: list[onnx.NodeProto] = []
+        for node in nodes:
+            feature = self._raw.get(node.input[0]) if node.op_type == "Shape" else None
+            if feature not in crossed:
+                left.append(node)
+                continue
+            name = f"{node.output[0]}/zeros"
+            extents = [dim.dim_value for dim in self._graph.inputs[feature].type.tensor_type.shape.dim][1:]
+            constants = {f"{name}/rest": np.array(extents, np.int64), f"{name}/zero": np.array(0.0, np.float32)}
+            self._proto.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in constants.items())
+            left += [
+                helper.make_node("Shape", [next(iter(found))], [f"{name}/rows"], f"{name}/rows", end=1),
+                helper.make_node(
+                    "Concat", [f"{name}/rows", f"{name}/rest"], [f"{name}/shape"], f"{name}/shape", axis=0
+                ),
+                helper.make_node("Expand", [f"{name}/zero", f"{name}/shape"], [name], name),
+            ]
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            copy.input[0] = name
+            left.append(copy)
+        return left
 
     def _read(self, node: onnx.NodeProto) -> ValueClasses:
         buckets = int(attribute(node, "num_buckets", 0))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from veltair.compiler.features.index_ranges import IndexRange
+from veltair.compiler.onnx.constants import captured_names
 from veltair.compiler.onnx.node_attributes import attribute
 
 KEEPS_VALUES = (
@@ -216,6 +217,6 @@ def nodes_needed(nodes: list[onnx.NodeProto], outputs: set[str]) -> list[onnx.No
     needed, found = set(outputs), []
     for node in reversed(nodes):
         if needed & set(node.output):
-            needed.update(node.input)
+            needed.update(node.input, captured_names(node))
             found.append(node)
     return found[::-1]

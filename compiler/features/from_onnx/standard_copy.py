@@ -19,12 +19,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.features.fingerprint import fingerprint64
 from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW, read_boundaries
-from veltair.compiler.features.from_onnx.class_graph import ClassGraph
+from veltair.compiler.features.from_onnx.classes.class_graph import ClassGraph
+from veltair.compiler.features.from_onnx.classes.value_classes import ValueClasses
 from veltair.compiler.features.from_onnx.crosses import CROSS
 from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB, STRONG, find_hashed, is_hash, read_buckets
 from veltair.compiler.features.from_onnx.key_sources import KeySource
 from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
-from veltair.compiler.features.from_onnx.value_classes import ValueClasses
 from veltair.compiler.onnx.node_attributes import attribute, name_nodes
 from veltair.profiles.artifact.strings import Strings
 

@@ -17,8 +17,8 @@ from veltair.compiler.features.from_onnx.tokens.text_cleaning import TextForm
 
 SPLIT = "StringSplit"  # of onnxruntime-extensions, as tf2onnx writes TensorFlow's
 if TYPE_CHECKING:
-    from veltair.compiler.features.from_onnx.class_columns import ClassColumn
-    from veltair.compiler.features.from_onnx.value_classes import ValueClasses
+    from veltair.compiler.features.from_onnx.classes.class_columns import ClassColumn
+    from veltair.compiler.features.from_onnx.classes.value_classes import ValueClasses
 
 Constant = Callable[[str, NDArray[Any]], str]
 

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.features.from_onnx.class_bags import ClassBag
-from veltair.compiler.features.from_onnx.value_classes import ValueClasses
+from veltair.compiler.features.from_onnx.classes.class_bags import ClassBag
+from veltair.compiler.features.from_onnx.classes.value_classes import ValueClasses
 
 TRIED_BATCHES = (2, 3, 64, 200)
 TRIED_LENGTHS = (1, 2, 7, 40)  # tokens of the longest row

@@ -12,8 +12,8 @@ from features.checked_columns import TEXTS, bucket, check, columns_of
 from features.column_nets import CITIES, CONSTANTS, CONTRIB, INT, STRING, encoder, hashed, model, node
 
 import veltair
-from veltair.compiler.features.from_onnx.class_bags import find_bag
-from veltair.compiler.features.from_onnx.value_classes import ValueClasses
+from veltair.compiler.features.from_onnx.classes.class_bags import find_bag
+from veltair.compiler.features.from_onnx.classes.value_classes import ValueClasses
 from veltair.compiler.onnx.onnx_model import load_model
 
 COUNTS = {"mean": lambda n: n, "sum": lambda n: 1, "sqrtn": lambda n: n**0.5}

@@ -17,7 +17,7 @@ import veltair
 from veltair.compiler.features.feature_description import ColumnInput, Feature, FeatureDescription
 from veltair.compiler.features.feature_model import join_features
 from veltair.compiler.features.feature_reference import reference_inputs
-from veltair.compiler.features.from_onnx.value_classes import ValueClasses
+from veltair.compiler.features.from_onnx.classes.value_classes import ValueClasses
 from veltair.compiler.onnx.onnx_model import OnnxModel, load_model
 from veltair.compiler.reference_model import ReferenceModel
 from veltair.errors import ModelError

@@ -18,11 +18,12 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from veltair.compiler.features.from_onnx.class_bags import ClassBag, find_bag
+from veltair.compiler.features.from_onnx.classes.class_bags import ClassBag, find_bag
+from veltair.compiler.features.from_onnx.classes.value_classes import ValueClasses
 from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
 from veltair.compiler.features.from_onnx.safety_steps import nodes_needed
 from veltair.compiler.features.from_onnx.tokens.token_columns import TokenSequence, find_sequence, find_token_bag
-from veltair.compiler.features.from_onnx.value_classes import ValueClasses
+from veltair.compiler.onnx.constants import captured_names
 
 MOST_NUMBERS = 1 << 28  # of a table
 FEW_NUMBERS = 1 << 16  # of a table of rows that no look-up has: of one-hots
@@ -66,7 +67,8 @@ class ClassColumns:
         self._graph, self._inputs = graph, inputs
         self._reads: dict[str, frozenset[str]] = {name: frozenset((name,)) for name in graph.inputs}  # inputs before
         for node in graph.nodes:
-            before = frozenset().union(*(self._reads.get(name, frozenset()) for name in node.input))
+            given = {*node.input, *captured_names(node)}
+            before = frozenset().union(*(self._reads.get(name, frozenset()) for name in given))
             for output in node.output:
                 self._reads[output] = before
         self._found: dict[str, ClassColumn | None] = {}
@@ -88,7 +90,7 @@ class ClassColumns:
             if cuts is not None:
                 kept |= dict.fromkeys(sorted(cuts))
             elif name in self._graph.producer:
-                left += self._graph.producer[name].input
+                left += {*self._graph.producer[name].input, *captured_names(self._graph.producer[name])}
         return [found for name in kept if (found := self._column(name)) is not None]
 
     def _features(self, name: str) -> set[tuple[str, ...]]:
@@ -98,11 +100,11 @@ class ClassColumns:
         """The tensors that cut a tensor off its features; None where some way to one is not cut."""
         before: set[str] = set()
         whole = True
-        for name in filter(None, node.input):
+        for name in filter(None, (*node.input, *captured_names(node))):
             if name in self._inputs:
                 whole = False
             elif self._features(name):
-                cuts = self._cuts[name]
+                cuts = self._cuts.get(name)
                 whole &= cuts is not None
                 before |= cuts or frozenset()
         if whole and (len(before) <= 1 or node.op_type not in ELEMENTWISE):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.features.feature_description import FeatureColumn, IndexGuard
-from veltair.compiler.features.from_onnx.value_classes import ValueClasses
+from veltair.compiler.features.from_onnx.classes.value_classes import ValueClasses
 
 BATCHES = (1, 2, 3, 64, 512)
 TOLERANCE = 1e-5  # relative: sums of several rows may be rounded in another order
