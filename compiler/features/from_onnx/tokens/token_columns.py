@@ -77,7 +77,7 @@ def find_token_bag(classes: ValueClasses, compute: Compute, rng: np.random.Gener
     single = single.reshape(count, -1).astype(np.float64)
     empty = single[absent]
     counts = _which_count(compute, single, absent)
-    if counts is None:
+    if counts is None or counts[absent]:  # a place without a token counts: how many there are, other rows say
         return None
     rows = np.where(counts[:, None], single, 0)
     places = classes.places

@@ -150,3 +150,17 @@ def test_what_depends_on_the_longest_row_is_named(tmp_path: Path) -> None:
     path = model(tmp_path / "m.onnx", nodes, {"text": (STRING, ["B"])}, ["y"])
     with pytest.raises(ModelError, match="input 'text': what becomes of its tokens is no sum or mean of rows"):
         load_model(path, 4)
+
+
+def test_rows_of_padding_that_count_are_named(tmp_path: Path) -> None:
+    """A sum in which each place that the longest text of the batch has more counts as a row, too."""
+    nodes = [split("text"), encoder("tokens", "ids", KEYS, IDS, 0)]
+    nodes += [
+        node("ConstantOfShape", ["extent"], "padding", value=onnx.numpy_helper.from_array(np.array([4]))),
+        node("ScatterND", ["padding", "at", "ids"], "padded"),
+        node("Gather", ["cities", "padded"], "rows"),
+        node("ReduceMean", ["rows", "next"], "y", keepdims=0),
+    ]
+    path = model(tmp_path / "m.onnx", nodes, {"text": (STRING, ["B"])}, ["y"])
+    with pytest.raises(ModelError, match="input 'text': what becomes of its tokens is no sum or mean of rows"):
+        load_model(path, 4)
