@@ -18,6 +18,7 @@ from veltair.compiler.features.feature_description import (
     FeatureColumn,
 )
 from veltair.compiler.features.feature_tables import FeatureTable
+from veltair.compiler.features.hashed_values import white_space_without
 from veltair.compiler.features.index_ranges import propagate_range
 from veltair.errors import ModelError
 
@@ -103,7 +104,8 @@ def check_splitting(column: FeatureColumn, feature: Feature, where: str) -> None
         raise ModelError(f"{where}: expected one of remove and keep")
     if not (column.remove + column.keep).isascii():
         raise ModelError(f"{where}: remove, keep: expected ASCII characters")
-    if column.separator and column.separator.encode() in column.removed_bytes:
+    separators = column.separator.encode() if column.separator else white_space_without(b"")
+    if column.separator is not None and not set(separators) - set(column.removed_bytes):
         raise ModelError(f"{where}: separator: {column.separator!r} is left out before the text is split")
 
 

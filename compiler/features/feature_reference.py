@@ -27,7 +27,7 @@ from veltair.compiler.features.feature_description import (
 from veltair.compiler.features.feature_layout import FeatureLayout, buffer_of, buffers_of
 from veltair.compiler.features.feature_tables import load_rows
 from veltair.compiler.features.fingerprint import crossed_fingerprint
-from veltair.compiler.features.hashed_values import bucket_of, clean_text
+from veltair.compiler.features.hashed_values import bucket_of, clean_text, white_space_without
 from veltair.compiler.features.kernel.columns_parameters import ColumnsParameters
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.profiles.artifact.strings import Strings
@@ -42,7 +42,6 @@ ASCII_TWINS = (
     ("upper", "\u0131", b"I"),
     ("upper", "\u017f", b"S"),
 )
-WHITE_SPACE = re.compile(rb"[ \t-\r]")
 REMOVED = -(1 << 62)  # an index that was removed
 
 
@@ -171,7 +170,8 @@ def present_values(feature: Feature, value: Any, column: FeatureColumn | None = 
         ids = np.ravel(value).tolist()
         return ids if feature.missing is False else [v for v in ids if v != feature.missing]
     if feature.kind == "tokens":
-        value = WHITE_SPACE.split(value) if not feature.separator else value.split(feature.separator.encode())
+        white = white_space_without(column.removed_bytes if column is not None else b"")
+        value = value.split(feature.separator.encode()) if feature.separator else re.split(b"[" + white + b"]", value)
     tokens = value if isinstance(value, list) else [value]
     if column is not None and column.removed_bytes:
         tokens = [_without_bytes(token, column) for token in tokens]

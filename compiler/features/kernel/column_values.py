@@ -11,6 +11,7 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.codegen.control_flow import when
 from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.features.feature_description import ColumnStep
+from veltair.compiler.features.hashed_values import white_space_without
 from veltair.compiler.features.kernel.code_path import CodePath, ValueKind
 from veltair.compiler.features.kernel.column_slots import slot_of
 from veltair.compiler.features.kernel.column_task import ColumnTask
@@ -85,7 +86,9 @@ class ColumnValues:
         begin, size = self.text(column, row)
         kept = T.alloc_buffer((1,), "int32", scope="global")
         drops = T.bind(self.slot(column, "drops_missing") == 1)
-        separator = None if self.path.at_white_space else self.slot(column, "separator", "uint8")
+        separator: Expr | bytes = self.slot(column, "separator", "uint8")
+        if self.path.at_white_space:
+            separator = white_space_without(self.path.removes)
         T.buffer_store(kept, T.int32(0), [0])
         left = self.slot(column, "token_limit") - kept[0]
         tokens = for_each_token(self.task.buffers["bytes"], begin, begin + size, separator, left)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -22,12 +23,12 @@ FETCHED = 1024  # bytes ahead that are prefetched
 
 @contextmanager
 def for_each_token(
-    text: Any, begin: Expr, end: Expr, separator: Expr | None, left: Expr
+    text: Any, begin: Expr, end: Expr, separator: Expr | bytes, left: Expr
 ) -> Iterator[tuple[Expr, Expr]]:
     """Code for each token (its begin, its size) in one pass (AtRec IV-A, fig. 7), while `left` of them are wanted.
 
-    The text is [begin, end) of the buffer `text`; without a separator, tokens end at each byte of white space. The ends
-    of NOTED tokens are found in advance, but no more than are wanted: a branch for each token would be guessed wrongly
+    The text is [begin, end) of the buffer `text`; tokens end at the separator, or at each of several. The ends of NOTED
+    tokens are found in advance, but no more than are wanted: a branch for each token would be guessed wrongly
     about as often as tokens differ in length.
     """
     at = T.alloc_buffer((2,), "int32", scope="global")  # where the next token and the next block begin
@@ -49,7 +50,7 @@ def for_each_token(
             yield start, in_register(stop - start)
 
 
-def _note_ends(text: Any, block: Expr, end: Expr, separator: Expr | None, ends: Any, noted: Any) -> None:
+def _note_ends(text: Any, block: Expr, end: Expr, separator: Expr | bytes, ends: Any, noted: Any) -> None:
     """Appends to `ends` where tokens end in the 32 bytes from `block` on.
 
     Bit i of `found` says that a token ends at byte i. The text's own end is one, and bits behind it do not count.
@@ -85,13 +86,13 @@ def _note_ends(text: Any, block: Expr, end: Expr, separator: Expr | None, ends: 
     T.buffer_store(noted, first + count, [0])
 
 
-def _separates(bytes_: Expr, separator: Expr | None, count: int) -> Expr:
-    """Which of `count` bytes are the separator, or ASCII white space."""
-    if separator is not None:
+def _separates(bytes_: Expr, separator: Expr | bytes, count: int) -> Expr:
+    """Which of `count` bytes are the separator, or one of several."""
+    if not isinstance(separator, bytes):
         return bytes_ == broadcast(separator, count)
     bytes_ = in_register(bytes_)
-    control = in_register(bytes_ - broadcast(T.uint8(9), count)) <= broadcast(T.uint8(4), count)
-    return T.Or(bytes_ == broadcast(T.uint8(ord(" ")), count), control)
+    members = [bytes_ == broadcast(T.uint8(byte), count) for byte in separator]
+    return reduce(T.Or, members)
 
 
 def _every_byte(value: int) -> Expr:

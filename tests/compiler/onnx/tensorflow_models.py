@@ -65,6 +65,26 @@ def main() -> None:
         columns += [embedded(layers.HashedCrossing(11)((place, interval)), 11)]
         columns += [embedded(layers.Hashing(12)(clean), 12), embedded(layers.Hashing(7)(tags), 7)]
         feeds = {"city": np.array(texts, object)[:, None], "tags": np.array([texts, texts[::-1]], object).T}
+    elif kind == "words":  # texts that are cleaned and split: sequences, sums, words that count once; several intervals
+        layers = keras.layers
+        title, body = (keras.Input((1,), name=name, dtype="string") for name in ("title", "body"))
+        ages = keras.Input((3,), name="ages")
+        words = ["the", "cat", "café", "dont"]
+
+        def vectors(text: Any, **how: Any) -> Any:
+            return layers.TextVectorization(vocabulary=words, **how)(text)
+
+        normal = keras.initializers.RandomNormal(seed=1)
+        first = layers.Embedding(6, 8, embeddings_initializer=normal)(vectors(title, output_sequence_length=4))
+        bins = layers.Embedding(4, 8, embeddings_initializer=normal)(layers.Discretization([-0.5, 0.0, 1.0])(ages))
+        weights = {"output_mode": "tf_idf", "idf_weights": [0.5, 1.0, 2.0, 3.0]}
+        inputs = [age, title, body, ages]
+        pooled = [layers.GlobalAveragePooling1D()(rows) for rows in (first, bins)]
+        columns = [age, *pooled, layers.GlobalMaxPooling1D()(first)]
+        columns += [layers.Flatten()(vectors(body, **how)) for how in (weights, {"output_mode": "multi_hot"})]
+        odd = [b"The cat! sat", b"", b" ?! ", "CAFÉ café don't the\tcat".encode(), b"cat " * 60, b"x", b"the-cat the"]
+        feeds = {"title": np.array(odd, object)[:, None], "body": np.array(odd[::-1], object)[:, None]}
+        feeds["ages"] = np.array([[-1, 0, 1], [np.nan, np.inf, -np.inf], *[[0.5, -0.5, 2]] * 5], np.float32)
     elif kind == "absent":
         save_absent(tf, folder)
         return

@@ -122,6 +122,15 @@ def test_several_intervals_a_row() -> None:
     assert CompiledColumns(ids, POINT, dtype="int64")(raw, 4).tolist() == intervals
 
 
+def test_white_space_that_is_left_out_separates_nothing() -> None:
+    column = {**WORDS, "remove": "", "keep": "acehtno ", "truncate": 3, "combiner": "sequence", "pad": 9}
+    described = make_description([TEXT], [column])
+    texts = [b"the\tcat the", b"\n\n a", b"c\na\rt\t the", "café a".encode()]
+    want = [[5, 0, 9], [4, 9, 9], [1, 0, 9], [5, 4, 9]]
+    assert reference_inputs(described, {"t": texts})["x"].tolist() == want
+    assert CompiledColumns(described, POINT, dtype="int64")({"t": texts}, len(texts)).tolist() == want
+
+
 def test_what_is_left_of_a_text() -> None:
     described = make_description(
         [TEXT], [{"feature": "t", "vocabulary": ["", "cat"], "case": "lower", "keep": "act", "default": 7, "pad": 3}]
