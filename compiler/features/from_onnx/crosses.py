@@ -149,7 +149,7 @@ class CrossReader:
         read = {name for member in nodes for name in member.input} | set(tensors)
         inputs = sorted(read & self._graph.inputs.keys() - self._graph.weights.keys())
         classes = self._classes.get(inputs[0]) if len(inputs) == 1 else None
-        if len(inputs) == 1 and self._features.get(inputs[0], ("", 0))[0] == "int":
+        if len(inputs) == 1 and inputs[0] in self._features and self._features[inputs[0]][0] == "int":
             found = self._integers(nodes, tensors, inputs[0])
             if found is not None:
                 return found

@@ -60,9 +60,10 @@ class CodePath:
 
     def __str__(self) -> str:
         """Columns are sorted by it, and the digest of a column table holds it: it stays as it is."""
-        clean = (self.case, "strip" if self.strips else None, f"without {self.removes.hex()}" if self.removes else None)
-        clean = (*clean, "white space" if self.at_white_space else None)
-        clean = (*clean, f"distinct {self.distinct}" if self.distinct else None)
+        clean: list[str | None] = [self.case, "strip" if self.strips else None]
+        clean += [f"without {self.removes.hex()}"] if self.removes else []
+        clean += ["white space"] if self.at_white_space else []
+        clean += [f"distinct {self.distinct}"] if self.distinct else []
         return ".".join(filter(None, (self.kind, self.step, self.combination, *clean)))
 
     @property

@@ -25,7 +25,7 @@ Constant = Callable[[str, NDArray[Any]], str]
 
 def is_split(node: onnx.NodeProto) -> bool:
     """Whether a node splits texts into a sparse tensor: indices [tokens, 2], tokens, shape [2]."""
-    return node.op_type == SPLIT and node.domain == CONTRIB
+    return (node.op_type, node.domain) == (SPLIT, CONTRIB)
 
 
 def read_split(node: onnx.NodeProto, form: TextForm, graph: OnnxGraphIndex) -> tuple[str, TextForm]:
