@@ -126,7 +126,7 @@ def _which_count(compute: Compute, single: Rows, absent: int) -> NDArray[np.bool
             return None
         beside = beside.reshape(single.shape)
         idle &= np.isclose(beside, single[main], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True).all(1)
-    return np.logical_not(idle)
+    return np.asarray(np.logical_not(idle), np.bool_)
 
 
 def _find_cut(compute: Compute, single: Rows, counts: NDArray[np.bool_], absent: int) -> int | None:
