@@ -19,8 +19,13 @@ from veltair.errors import ModelError
 FLOAT = onnx.TensorProto.FLOAT
 KEY = 956888297470
 CONSTANTS |= {"empty": np.array([""], object), "start": np.array([0]), "width": np.array([4])}
-CONSTANTS |= {"absent id": np.array(-1), "low id": np.array(0), "high id": np.array(6), "other id": np.array(2)}
-CONSTANTS["by place"] = np.array([[0, 3]])
+CONSTANTS |= {
+    "cross/absent id": np.array(-1),
+    "cross/low id": np.array(0),
+    "cross/high id": np.array(6),
+    "cross/other id": np.array(2),
+}
+CONSTANTS["cross/by place"] = np.array([[0, 3]])
 CONSTANTS["by row"] = np.array([-1, 6, 4])
 NUMBERS = np.array([[-1.0], [0.0], [np.nan], [7.5]], np.float32)
 
@@ -129,15 +134,15 @@ def test_all_pairs_of_several_values_are_crossed(tmp_path: Path) -> None:
 def within(name: str, out: str) -> list[onnx.NodeProto]:
     """What an identity column makes of ids: those that are absent are left out, those out of [0, 6) become 2."""
     return [
-        node("Equal", [name, "absent id"], f"{out}.none"),
+        node("Equal", [name, "cross/absent id"], f"{out}.none"),
         node("Not", [f"{out}.none"], f"{out}.there"),
         node("NonZero", [f"{out}.there"], f"{out}.at"),
         node("Transpose", [f"{out}.at"], f"{out}.indices"),
         node("GatherND", [name, f"{out}.indices"], f"{out}.some"),
-        node("Less", [f"{out}.some", "low id"], f"{out}.below"),
-        node("GreaterOrEqual", [f"{out}.some", "high id"], f"{out}.above"),
+        node("Less", [f"{out}.some", "cross/low id"], f"{out}.below"),
+        node("GreaterOrEqual", [f"{out}.some", "cross/high id"], f"{out}.above"),
         node("Or", [f"{out}.below", f"{out}.above"], f"{out}.odd"),
-        node("Where", [f"{out}.odd", "other id", f"{out}.some"], f"{out}.ids"),
+        node("Where", [f"{out}.odd", "cross/other id", f"{out}.some"], f"{out}.ids"),
         node("Shape", [name], f"{out}.extent"),
     ]
 
@@ -172,7 +177,7 @@ def test_ids_that_are_compared_with_bounds_are_crossed(bounded: bool, tmp_path: 
 
 def test_several_intervals_are_crossed_by_their_places(tmp_path: Path) -> None:
     """As a bucketized column of several values has it: the second value's buckets are others than the first's."""
-    nodes = [*intervals(), node("Add", ["wide", "by place"], "own")]
+    nodes = [*intervals(), node("Add", ["wide", "cross/by place"], "own")]
     nodes += [node("SparseCross", ["own", "b"], ["places", "buckets", "shape"], hashed_output=1, num_buckets=5, N=0)]
     nodes[-1].attribute.append(onnx.helper.make_attribute("hash_key", KEY))
     numbers = np.concatenate([NUMBERS, NUMBERS[::-1]], 1)
@@ -185,7 +190,7 @@ def test_several_intervals_are_crossed_by_their_places(tmp_path: Path) -> None:
 
 
 def test_ids_that_are_reckoned_with_are_no_part(tmp_path: Path) -> None:
-    nodes = [node("Mul", ["a", "other id"], "twice"), *cross(["twice", "b"], 5)]
+    nodes = [node("Mul", ["a", "cross/other id"], "twice"), *cross(["twice", "b"], 5)]
     inputs = {"a": (INT, ["B", 1]), "b": (STRING, ["B", 1])}
     with pytest.raises(ModelError, match="operator SparseCross: crosses 'twice'"):
         load_model(model(tmp_path / "m.onnx", nodes, inputs, ["y"]), 4)

@@ -14,11 +14,11 @@ from veltair.compiler.onnx.onnx_model import load_model
 from veltair.errors import ModelError
 
 FLOAT = onnx.TensorProto.FLOAT
-CONSTANTS |= {"four rows": np.array([4, 4]), "one row": np.array([1, 4]), "rest": np.array([4, -1])}
+CONSTANTS |= {"batch/four rows": np.array([4, 4]), "batch/one row": np.array([1, 4]), "batch/rest": np.array([4, -1])}
 TEXTS = [b"Rome", b"", b"x" * 70, "ü".encode()]
 
 
-@pytest.mark.parametrize(("batch", "shape"), [(4, "four rows"), (1, "one row"), (4, "rest")])
+@pytest.mark.parametrize(("batch", "shape"), [(4, "batch/four rows"), (1, "batch/one row"), (4, "batch/rest")])
 def test_a_fixed_batch_is_the_greatest(batch: int, shape: str, tmp_path: Path) -> None:
     """Shapes that the graph spells out begin with it."""
     nodes = [

@@ -77,9 +77,13 @@ def test_what_cannot_be_taken_names_the_node(nodes: Any, says: str, tmp_path: Pa
 
 @pytest.mark.parametrize("nodes", [CITY, HISTORY], ids=["city", "history"])
 @pytest.mark.parametrize(("shape", "says"), [([32], r"\[32\]"), ([32, 1], r"\[32, 1\]")])
-def test_a_fixed_batch_is_refused_with_the_shape(nodes: Any, shape: list[int], says: str, tmp_path: Path) -> None:
+def test_a_fixed_batch_beside_an_open_one_is_refused_with_the_shape(
+    nodes: Any, shape: list[int], says: str, tmp_path: Path
+) -> None:
     name = nodes[0].input[0]
-    path = model(tmp_path / "m.onnx", [*nodes], {name: (STRING, shape)}, [nodes[-1].output[0]])
+    inputs = {name: (STRING, shape), "n": (1, ["B", 2])}
+    outputs = [nodes[-1].output[0], "r"]
+    path = model(tmp_path / "m.onnx", [*nodes, node("Relu", ["n"], "r")], inputs, outputs)
     with pytest.raises(ModelError, match=f"input '{name}' has shape {says}; expected .* with a symbolic batch"):
         load_model(path, 4)
 

@@ -16,35 +16,35 @@ from veltair.compiler.onnx.onnx_model import load_model
 from veltair.errors import ModelError
 
 CONSTANTS |= {
-    "white": np.array([""], object),
-    "comma": np.array([","], object),
-    "points": np.array(["::"], object),
-    "kept": np.array([False]),
-    "marks": np.array(["[!?']"], object),
-    "letters": np.array(["[^a-z ]"], object),
-    "word": np.array(["<br>"], object),
-    "nothing": np.array([""], object),
-    "whole rows": np.array([0]),
-    "next": np.array([1]),
-    "places": np.array([4]),
-    "last": np.array([1 << 40]),
-    "least id": np.array(0),
+    "split/white": np.array([""], object),
+    "split/comma": np.array([","], object),
+    "split/points": np.array(["::"], object),
+    "split/kept": np.array([False]),
+    "split/marks": np.array(["[!?']"], object),
+    "split/letters": np.array(["[^a-z ]"], object),
+    "split/word": np.array(["<br>"], object),
+    "split/nothing": np.array([""], object),
+    "split/whole rows": np.array([0]),
+    "split/next": np.array([1]),
+    "split/places": np.array([4]),
+    "split/last": np.array([1 << 40]),
+    "split/least id": np.array(0),
 }
 TEXTS = [b"rome Oslo!", b"", b"! ?", b"rome rome\tbonn rome oslo x", "Zürich's rome".encode(), b"x" * 90, b" oslo"]
 KEYS, IDS = ["rome", "oslo", "romes"], [3, 1, 2]  # 0 for any other
 
 
-def split(given: str, separator: str = "white") -> onnx.NodeProto:
-    return node("StringSplit", [given, separator, "kept"], ["at", "tokens", "extent"], domain=CONTRIB)
+def split(given: str, separator: str = "split/white") -> onnx.NodeProto:
+    return node("StringSplit", [given, separator, "split/kept"], ["at", "tokens", "extent"], domain=CONTRIB)
 
 
 def summed(values: str, out: str) -> list[onnx.NodeProto]:
     """The sum of something for each token, by the rows that tokens belong to."""
     return [
         node("Gather", ["cities", values], "token.rows"),
-        node("Slice", ["at", "whole rows", "next", "next"], "row.places"),
-        node("Slice", ["extent", "whole rows", "next"], "batch"),
-        node("Concat", ["batch", "places"], "size", axis=0),
+        node("Slice", ["at", "split/whole rows", "split/next", "split/next"], "row.places"),
+        node("Slice", ["extent", "split/whole rows", "split/next"], "batch"),
+        node("Concat", ["batch", "split/places"], "size", axis=0),
         node("ConstantOfShape", ["size"], "zeros"),
         node("ScatterND", ["zeros", "row.places", "token.rows"], out, reduction="add"),
     ]
@@ -68,7 +68,7 @@ def test_sums_of_tokens(tmp_path: Path) -> None:
 def test_hashes_of_tokens_between_commas(tmp_path: Path) -> None:
     """An empty token is a token."""
     texts = [b"a,b", b"", b",,", b"a", b"b, a", b"x" * 80 + b",a", b"a,a,a"]
-    nodes = [split("text", "comma"), hashed("tokens", "ids", "five"), *summed("ids", "y")]
+    nodes = [split("text", "split/comma"), hashed("tokens", "ids", "five"), *summed("ids", "y")]
     path = model(tmp_path / "m.onnx", nodes, {"text": (STRING, ["B"])}, ["y"])
     want = np.stack([CITIES[[bucket(token, 5) for token in text.split(b",")]].sum(0) for text in texts])
     check(path, tmp_path, {"text": np.array(texts, object)[:, None]}, want)
@@ -78,14 +78,14 @@ def test_sequences_of_cleaned_tokens(tmp_path: Path) -> None:
     """A token of marks alone is none, since they are left out before the split."""
     nodes = [
         node("StringLower", ["text"], "low"),
-        node("StringRegexReplace", ["low", "marks", "nothing"], "clean", domain=CONTRIB),
+        node("StringRegexReplace", ["low", "split/marks", "split/nothing"], "clean", domain=CONTRIB),
         split("clean"),
         encoder("tokens", "ids", KEYS, IDS, 0),
-        node("Slice", ["extent", "whole rows", "next"], "batch"),
-        node("Concat", ["batch", "places"], "size", axis=0),
-        node("Slice", ["at", "next", "last", "next"], "place"),
-        node("Less", ["place", "places"], "early"),
-        node("Squeeze", ["early", "next"], "early.flat"),
+        node("Slice", ["extent", "split/whole rows", "split/next"], "batch"),
+        node("Concat", ["batch", "split/places"], "size", axis=0),
+        node("Slice", ["at", "split/next", "split/last", "split/next"], "place"),
+        node("Less", ["place", "split/places"], "early"),
+        node("Squeeze", ["early", "split/next"], "early.flat"),
         node("Compress", ["at", "early.flat"], "kept.at", axis=0),
         node("Compress", ["ids", "early.flat"], "kept.ids", axis=0),
         node("ConstantOfShape", ["size"], "zeros", value=onnx.numpy_helper.from_array(np.array([4]))),
@@ -103,7 +103,7 @@ def test_sequences_of_cleaned_tokens(tmp_path: Path) -> None:
 
 def test_a_text_without_all_but_some_characters(tmp_path: Path) -> None:
     nodes = [
-        node("StringRegexReplace", ["text", "letters", "nothing"], "clean", domain=CONTRIB),
+        node("StringRegexReplace", ["text", "split/letters", "split/nothing"], "clean", domain=CONTRIB),
         encoder("clean", "ids", [*KEYS, "zrichs rome"], [*IDS, 4], 0),
         node("Gather", ["cities", "ids"], "y"),
     ]
@@ -115,13 +115,16 @@ def test_a_text_without_all_but_some_characters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nodes", "says"),
     [
-        ([split("text", "points")], "StringSplit: splits at '::'; expected white space or one ASCII character"),
+        ([split("text", "split/points")], "StringSplit: splits at '::'; expected white space or one ASCII character"),
         (
-            [node("StringRegexReplace", ["text", "word", "nothing"], "clean", domain=CONTRIB), split("clean")],
+            [
+                node("StringRegexReplace", ["text", "split/word", "split/nothing"], "clean", domain=CONTRIB),
+                split("clean"),
+            ],
             "StringRegexReplace: replaces '<br>' by ''; expected one set",
         ),
         (
-            [node("StringStrip", ["text"], "clean", domain=CONTRIB), split("clean", "comma")],
+            [node("StringStrip", ["text"], "clean", domain=CONTRIB), split("clean", "split/comma")],
             "StringSplit: splits at ',', which the steps before it change or leave out",
         ),
     ],
@@ -133,7 +136,10 @@ def test_other_steps_are_named(nodes: list[onnx.NodeProto], says: str, tmp_path:
 
 
 def test_hashes_of_texts_without_characters_are_named(tmp_path: Path) -> None:
-    nodes = [node("StringRegexReplace", ["text", "marks", "nothing"], "clean", domain=CONTRIB), split("clean")]
+    nodes = [
+        node("StringRegexReplace", ["text", "split/marks", "split/nothing"], "clean", domain=CONTRIB),
+        split("clean"),
+    ]
     nodes += [hashed("tokens", "ids", "five"), *summed("ids", "y")]
     with pytest.raises(ModelError, match="input 'text' is hashed without some of its characters"):
         load_model(model(tmp_path / "m.onnx", nodes, {"text": (STRING, ["B"])}, ["y"]), 4)
@@ -143,7 +149,7 @@ def test_what_depends_on_the_longest_row_is_named(tmp_path: Path) -> None:
     """A mean over as many places as the longest text of the batch has tokens."""
     nodes = [split("text"), encoder("tokens", "ids", KEYS, IDS, 0), *summed("ids", "sums")]
     nodes += [
-        node("Slice", ["extent", "next", "last"], "longest"),
+        node("Slice", ["extent", "split/next", "split/last"], "longest"),
         node("Cast", ["longest"], "many", to=onnx.TensorProto.FLOAT),
         node("Div", ["sums", "many"], "y"),
     ]
@@ -159,7 +165,7 @@ def test_rows_of_padding_that_count_are_named(tmp_path: Path) -> None:
         node("ConstantOfShape", ["extent"], "padding", value=onnx.numpy_helper.from_array(np.array([4]))),
         node("ScatterND", ["padding", "at", "ids"], "padded"),
         node("Gather", ["cities", "padded"], "rows"),
-        node("ReduceMean", ["rows", "next"], "y", keepdims=0),
+        node("ReduceMean", ["rows", "split/next"], "y", keepdims=0),
     ]
     path = model(tmp_path / "m.onnx", nodes, {"text": (STRING, ["B"])}, ["y"])
     with pytest.raises(ModelError, match="input 'text': what becomes of its tokens is no sum or mean of rows"):
