@@ -122,7 +122,16 @@ class ClassColumns:
     def _read(self, name: str) -> ClassColumn | None:
         """The tensor as a column, if its rows are those of its classes."""
         chosen = {i: self._inputs[i] for i in sorted(self._reads[name])}
-        main, classes = max(chosen.items(), key=lambda pair: pair[1].count)
+        mains = sorted(chosen, key=lambda i: -chosen[i].count)
+        kinds = {
+            (chosen[i].keys, chosen[i].form): i for i in reversed(mains)
+        }  # the largest of those with the same keys
+        tried = (self._read_by(name, chosen, main) for main in mains if main in kinds.values())
+        return next((found for found in tried if found is not None), None)
+
+    def _read_by(self, name: str, chosen: Mapping[str, ValueClasses], main: str) -> ClassColumn | None:
+        """The tensor as a column of the classes of `main`, whatever the others among `chosen` are."""
+        classes = chosen[main]
         nodes = nodes_needed(self._graph.nodes, {name})
         run = self._runner(name, nodes, chosen, main)
         if run is None:
@@ -191,8 +200,8 @@ class ClassColumns:
     def _runner(
         self, name: str, nodes: Sequence[onnx.NodeProto], chosen: Mapping[str, ValueClasses], main: str
     ) -> Run | None:
-        """The tensor that these nodes compute by the classes (batch,) of the input `main`; the other inputs have the
-        same keys. None where ONNX Runtime cannot carry it out.
+        """The tensor that these nodes compute by the classes (batch,) of the input `main`; other inputs with the same
+        keys in the same form have the same ones. None where ONNX Runtime cannot carry it out.
         """
         if any(node.domain not in CARRIED for node in nodes):
             return None
@@ -221,13 +230,16 @@ class ClassColumns:
         except Exception:  # ONNX Runtime raises its own types; what it cannot run is no column
             return None
 
+        alike = (chosen[main].keys, chosen[main].form)
+
         def run(classes: NDArray[np.int64], rng: np.random.Generator) -> NDArray[Any] | None:
             feeds: dict[str, Any] = dict(large)
             for i, own in chosen.items():
                 value, keys = classes, len(own.keys)
-                if i != main:  # values that are no keys are in any bucket
-                    last = own.count - own.may_be_absent
-                    value = np.where(classes < keys, classes, rng.integers(keys, last, classes.shape))
+                if i != main:  # values that are no keys are in any bucket; of other keys, any value is
+                    last, same = own.count - own.may_be_absent, (own.keys, own.form) == alike
+                    first = keys if same else 0
+                    value = np.where(same & (classes < keys), classes, rng.integers(first, last, classes.shape))
                     if own.separator is not None:
                         value = np.where(classes == chosen[main].count - 1, own.count - 1, value)
                 feeds[i] = value.reshape(len(value), -1) if ranks[i] == 2 else value

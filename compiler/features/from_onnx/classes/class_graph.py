@@ -6,7 +6,7 @@ classes as they moved texts. So no operator on text is left, and nothing about t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,10 @@ class ClassGraph:
         shapes = {name: (use.kind, use.width) for name, use in features.items()}
         readers = {reader: name for name, use in chosen.items() for reader in use.readers}
         nodes: list[onnx.NodeProto] = []
-        splits = {use.split.name: use for use in chosen.values() if use.split is not None}
+        splits: dict[str, list[FeatureUse]] = {}
+        for use in chosen.values():
+            if use.split is not None:
+                splits.setdefault(use.split.name, []).append(use)
         for node in self._graph.nodes:
             if node.name in splits:
                 nodes += self._tokens(node, splits[node.name])
@@ -127,10 +130,10 @@ class ClassGraph:
             for place, how in enumerate(sorted(use.buckets, key=repr) or [Hashing(0)])
         ]
 
-    def _tokens(self, node: onnx.NodeProto, use: FeatureUse) -> list[onnx.NodeProto]:
+    def _tokens(self, node: onnx.NodeProto, uses: Sequence[FeatureUse]) -> list[onnx.NodeProto]:
         """What stands for a split: the classes of tokens in a row, from inputs in which they are padded."""
         found: list[onnx.NodeProto] = []
-        for tensor, classes in self._classes(use.first, use):
+        for tensor, classes in (pair for use in uses for pair in self._classes(use.first, use)):
             absent = classes.count - 1
             found += sparse_tokens(node, f"{tensor}/padded", tensor, absent, self._constant, whole=not found)
         return found

@@ -101,7 +101,9 @@ class UseReader:
         if use.separator is not None:
             check_token_form(node, use.form, found, use.separator, self._graph)
         made = node.output[0]
-        return FeatureUse(use.feature, made, "string", use.width, {made}, form=found, separator=use.separator)
+        other = FeatureUse(use.feature, made, "string", use.width, {made}, form=found)
+        other.split, other.separator = use.split, use.separator
+        return other
 
     @staticmethod
     def moves(node: onnx.NodeProto, value: str) -> bool:

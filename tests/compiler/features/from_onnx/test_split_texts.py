@@ -74,6 +74,26 @@ def test_hashes_of_tokens_between_commas(tmp_path: Path) -> None:
     check(path, tmp_path, {"text": np.array(texts, object)[:, None]}, want)
 
 
+def test_tokens_in_two_forms(tmp_path: Path) -> None:
+    """Tokens between commas are stripped for one look-up, and hashed as they are for another."""
+    texts = [b"rome, oslo", b"", b" rome ,rome", b"ROME", b",\t", b"x" * 80, b"a,a,a"]
+    nodes = [
+        split("text", "split/comma"),
+        node("StringStrip", ["tokens"], "bare", domain=CONTRIB),
+        encoder("bare", "ids", KEYS, IDS, 0),
+        hashed("tokens", "buckets", "five"),
+    ]
+    nodes += [*summed("ids", "one"), node("Gather", ["cities", "buckets"], "hashed.rows")]
+    nodes += [node("ScatterND", ["zeros", "row.places", "hashed.rows"], "two", reduction="add")]
+    nodes += [node("Concat", ["one", "two"], "y", axis=1)]
+    path = model(tmp_path / "m.onnx", nodes, {"text": (STRING, ["B"])}, ["y"])
+    places = {key.encode(): place for key, place in zip(KEYS, IDS, strict=True)}
+    tokens = [text.split(b",") for text in texts]
+    one = np.stack([CITIES[[places.get(token.strip(), 0) for token in row]].sum(0) for row in tokens])
+    two = np.stack([CITIES[[bucket(token, 5) for token in row]].sum(0) for row in tokens])
+    check(path, tmp_path, {"text": np.array(texts, object)[:, None]}, np.concatenate([one, two], 1))
+
+
 def test_sequences_of_cleaned_tokens(tmp_path: Path) -> None:
     """A token of marks alone is none, since they are left out before the split."""
     nodes = [
