@@ -70,8 +70,10 @@ def find_bag(classes: ValueClasses, compute: Compute, rng: np.random.Generator) 
     unknown = counts[len(classes.keys) : classes.count - classes.may_be_absent] if counts is not None else ()
     if counts is None or ((classes.buckets or classes.edges) and not np.all(unknown)):
         return None
-    if classes.may_be_absent and counts[-1]:
-        return None  # the kernel passes over what is absent
+    if classes.may_be_absent and counts[-1]:  # the kernel passes over what is absent
+        if combiner != "sum" or whole[-1].any():
+            return None
+        counts[-1] = False  # in a sum, zeros count or not
     factor = {"mean": 1.0, "sum": 1 / classes.width, "sqrtn": classes.width**-0.5}[combiner]
     rows = whole * factor
     empty = np.zeros(rows.shape[1])

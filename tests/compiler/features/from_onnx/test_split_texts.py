@@ -83,9 +83,9 @@ def test_tokens_in_two_forms(tmp_path: Path) -> None:
         encoder("bare", "ids", KEYS, IDS, 0),
         hashed("tokens", "buckets", "five"),
     ]
-    nodes += [*summed("ids", "one"), node("Gather", ["cities", "buckets"], "hashed.rows")]
-    nodes += [node("ScatterND", ["zeros", "row.places", "hashed.rows"], "two", reduction="add")]
-    nodes += [node("Concat", ["one", "two"], "y", axis=1)]
+    nodes += [*summed("ids", "bare.sums"), node("Gather", ["cities", "buckets"], "hashed.rows")]
+    nodes += [node("ScatterND", ["zeros", "row.places", "hashed.rows"], "hashed.sums", reduction="add")]
+    nodes += [node("Concat", ["bare.sums", "hashed.sums"], "y", axis=1)]
     path = model(tmp_path / "m.onnx", nodes, {"text": (STRING, ["B"])}, ["y"])
     places = {key.encode(): place for key, place in zip(KEYS, IDS, strict=True)}
     tokens = [text.split(b",") for text in texts]
