@@ -31,7 +31,7 @@ TRIED_BATCHES = (1, 2, 3, 64)
 TOLERANCE = 1e-6  # relative: sums of rows may be rounded in another order
 HELD_BYTES = 1 << 16  # larger constants are given to ONNX Runtime as they lie in memory
 ELEMENTWISE = (*VIEWS, "Add", "Mul", "Sub", "Div", "Where", "Cast", "Max", "Min", "Sqrt", "Neg", "Clip")
-LOOKING_UP = ("Gather", "MatMul", "Gemm")  # operators that a graph has whose rows are no one-hots
+LOOKING_UP = ("Gather", "MatMul", "Gemm")  # operators that take rows of a matrix
 NO_ROWS = np.zeros((0, 0), np.float32)
 CARRIED = frozenset(("", "ai.onnx.ml"))  # domains whose operators ONNX Runtime carries out
 
@@ -138,7 +138,7 @@ class ClassColumns:
             return None
         rng = np.random.default_rng(0)
         if classes.separator is not None:
-            return self._of_tokens(name, classes, run, rng, any(node.op_type in LOOKING_UP for node in nodes))
+            return self._of_tokens(name, classes, run, rng, any(map(self._has_table, nodes)))
         if classes.width > 1:
             return self._bag(name, classes, run, rng, any(node.op_type == "Gather" for node in nodes))
         sample = np.unique(np.concatenate([rng.integers(0, classes.count, 64), np.arange(len(classes.keys))[:64]]))
@@ -175,6 +175,11 @@ class ClassColumns:
         bag = find_bag(classes, compute, rng)
         return None if bag is None else ClassColumn(name, bag.classes, bag.rows, row_shape, bag)
 
+    def _has_table(self, node: onnx.NodeProto) -> bool:
+        """Whether a node picks or adds up rows of a constant matrix."""
+        read = (self._graph.weights[name].dims for name in node.input if name in self._graph.weights)
+        return node.op_type in LOOKING_UP and any(len(dims) == 2 for dims in read)
+
     def _of_tokens(
         self, name: str, classes: ValueClasses, run: Run, rng: np.random.Generator, looked_up: bool
     ) -> ClassColumn | None:
@@ -201,7 +206,7 @@ class ClassColumns:
         self, name: str, nodes: Sequence[onnx.NodeProto], chosen: Mapping[str, ValueClasses], main: str
     ) -> Run | None:
         """The tensor that these nodes compute by the classes (batch,) of the input `main`; other inputs with the same
-        keys in the same form have the same ones. None where ONNX Runtime cannot carry it out.
+        keys, of the same tokens, have the same ones. None where ONNX Runtime cannot carry it out.
         """
         if any(node.domain not in CARRIED for node in nodes):
             return None
@@ -230,14 +235,14 @@ class ClassColumns:
         except Exception:  # ONNX Runtime raises its own types; what it cannot run is no column
             return None
 
-        alike = (chosen[main].keys, chosen[main].form)
+        alike = _reading(chosen[main])
 
         def run(classes: NDArray[np.int64], rng: np.random.Generator) -> NDArray[Any] | None:
             feeds: dict[str, Any] = dict(large)
             for i, own in chosen.items():
                 value, keys = classes, len(own.keys)
                 if i != main:  # values that are no keys are in any bucket; of other keys, any value is
-                    last, same = own.count - own.may_be_absent, (own.keys, own.form) == alike
+                    last, same = own.count - own.may_be_absent, _reading(own) == alike
                     first = keys if same else 0
                     value = np.where(same & (classes < keys), classes, rng.integers(first, last, classes.shape))
                     if own.separator is not None:
@@ -249,6 +254,11 @@ class ClassColumns:
                 return None
 
         return run
+
+
+def _reading(classes: ValueClasses) -> tuple[Any, ...]:
+    """What two inputs have in common where a class that is a key of one is the same key of the other."""
+    return classes.keys, classes.form, classes.separator
 
 
 def _is_by_rows(run: Run, classes: NDArray[np.int64], rows: NDArray[Any], rng: np.random.Generator) -> bool:

@@ -94,6 +94,26 @@ def test_tokens_in_two_forms(tmp_path: Path) -> None:
     check(path, tmp_path, {"text": np.array(texts, object)[:, None]}, np.concatenate([one, two], 1))
 
 
+def test_a_text_that_is_split_in_two_ways(tmp_path: Path) -> None:
+    """The sum of both, with the same keys, is no sum over the tokens of either."""
+    texts = [b"rome,oslo rome", b"", b"rome oslo", b" oslo,rome", b"x,x x", b",", b"oslo"]
+    nodes = [split("text"), encoder("tokens", "ids", KEYS, IDS, 0), *summed("ids", "one")]
+    other = [split("text", "split/comma"), encoder("tokens", "ids", KEYS, IDS, 0), *summed("ids", "one")]
+    for n in other:
+        constants = {*CONSTANTS, "text"}
+        n.input[:] = [name if name in constants and name != "one" else f"other/{name}" for name in n.input]
+        n.output[:] = [f"other/{name}" for name in n.output]
+        n.name = f"other/{n.name}"
+    for n in nodes[-1:]:
+        n.output[0] = "white/one"
+    nodes += [*other, node("Add", ["white/one", "other/one"], "y")]
+    path = model(tmp_path / "m.onnx", nodes, {"text": (STRING, ["B"])}, ["y"])
+    commas = [[dict(zip(KEYS, IDS, strict=True)).get(t.decode(), 0) for t in text.split(b",")] for text in texts]
+    want = np.stack([CITIES[known(t)].sum(0) + CITIES[c].sum(0) for t, c in zip(texts, commas, strict=True)])
+    loaded = check(path, tmp_path, {"text": np.array(texts, object)[:, None]}, want)
+    assert loaded.columns is not None and len(loaded.columns.description.columns) == 2
+
+
 def test_sequences_of_cleaned_tokens(tmp_path: Path) -> None:
     """A token of marks alone is none, since they are left out before the split."""
     nodes = [
