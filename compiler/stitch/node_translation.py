@@ -214,7 +214,8 @@ def _layer_norm(node: onnx.NodeProto, out: NodeTranslation, x: Sequence[OpTerm])
     spread = out.put("sqrt", out.put("add", variance, float(attribute(node, "epsilon", 1e-5))))
     normal = out.put("mul", centred, out.put("reciprocal", spread))
     biased = len(x) > 2 and x[2] != ""
-    scaled = out.put("mul", normal, x[1], last=not biased)
+    scale = 1.0 if np.all(out.constants.get(node.input[1], 0) == 1) else x[1]
+    scaled = out.put("mul", normal, scale, last=not biased)
     if biased:
         out.put("add", scaled, x[2], last=True)
 

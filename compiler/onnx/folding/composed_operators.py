@@ -1,4 +1,4 @@
-"""Operators of ONNX that stand for several older ones: exporters write them from operator set 23 on.
+"""Operators of ONNX that stand for several others, such as those that exporters write from operator set 23 on.
 
 Made of these, they are what all else knows: patterns see the attention, and the proof of padding its softmax.
 """
@@ -21,7 +21,7 @@ LOWEST = float(np.finfo(np.float32).min)
 
 
 def expand_composed(node: onnx.NodeProto, types: Types) -> Expansion | None:
-    """Older nodes that make the outputs of a composed one under their names, and their constants; None where there are
+    """Other nodes that make the outputs of a composed one under their names, and their constants; None where there are
     none that do: ONNX Runtime runs it then.
 
     >>> x = [TensorType(TensorProto.FLOAT, (7, 4))]
@@ -70,6 +70,19 @@ def _rms_norm(parts: _Parts) -> bool:
     deviation = parts.add("Sqrt", [parts.add("Add", [mean, parts.number(parts.given("epsilon", 1e-5))])])
     scaled = parts.add("Mul", [x, parts.add("Reciprocal", [deviation])])
     parts.add("Mul", [scaled, parts.input(1)], parts.fused.output[0])
+    return True
+
+
+def _instance_norm(parts: _Parts) -> bool:
+    """Each channel of an image is a row that is normalised; then scale and bias of its channel."""
+    shape = parts.shape(0)
+    if len(shape) < 3 or min(shape[1:]) < 1:
+        return False
+    ones = parts.array(np.ones(shape[2:], np.float32))
+    normal = parts.add("LayerNormalization", [parts.input(0), ones], axis=2, epsilon=parts.given("epsilon", 1e-5))
+    column = parts.whole_numbers(shape[1], *(1 for _ in shape[2:]))
+    scale, bias = (parts.add("Reshape", [parts.input(place), column]) for place in (1, 2))
+    parts.add("Add", [parts.add("Mul", [normal, scale]), bias], parts.fused.output[0])
     return True
 
 
@@ -202,6 +215,7 @@ def _mask(parts: _Parts, tokens: int, keys: int) -> str:
 
 _EXPANSIONS: dict[str, Callable[[_Parts], bool]] = {
     "Attention": _attention,
+    "InstanceNormalization": _instance_norm,
     "RMSNormalization": _rms_norm,
     "RotaryEmbedding": _rotary_embedding,
 }

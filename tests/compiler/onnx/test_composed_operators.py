@@ -108,6 +108,46 @@ def test_a_norm_is_made_of_older_operators(axis: int) -> None:
     check(composed("RMSNormalization", feeds, "y", axis=axis, epsilon=1e-3), feeds, "y")
 
 
+@pytest.mark.parametrize("image", [(6, 5, 7), (6, 9), (6, 4, 1), (6, 2, 3, 4)], ids=str)
+def test_a_norm_of_each_channel_is_made_of_other_operators(image: tuple[int, ...]) -> None:
+    feeds = {"x": normal(B, *image), "w": normal(image[0]), "b": normal(image[0])}
+    check(composed("InstanceNormalization", feeds, "y", epsilon=1e-3), feeds, "y")
+
+
+def test_norms_of_groups_between_convolutions_are_kernels_of_our_own(tmp_path: Path) -> None:
+    """As PyTorch's exporter writes them; TVM's import of such a norm compiles four kernels to fold its constants."""
+    weights = {"w": normal(8, 3, 3, 3), "gain": normal(8, 1, 1), "shift": normal(8, 1, 1), "last": normal(4, 8, 1, 1)}
+    shapes = {"groups": np.array([0, 4, -1]), "image": np.array([0, 8, 6, 6])}
+    norms = {"ones": np.ones(4, np.float32), "zeros": np.zeros(4, np.float32)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1] * 4),
+        helper.make_node("Reshape", ["a", "groups"], ["rows"]),
+        helper.make_node("InstanceNormalization", ["rows", "ones", "zeros"], ["normal"], name="norm"),
+        helper.make_node("Reshape", ["normal", "image"], ["b"]),
+        helper.make_node("Mul", ["b", "gain"], ["c"]),
+        helper.make_node("Add", ["c", "shift"], ["d"]),
+        helper.make_node("Relu", ["d"], ["e"]),
+        helper.make_node("InstanceNormalization", ["e", "gains", "shifts"], ["f"], name="own"),
+        helper.make_node("Conv", ["f", "last"], ["y"]),
+    ]
+    constants = {**weights, **shapes, **norms, "gains": normal(8), "shifts": normal(8)}
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 6, 6])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4, 6, 6])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    for batch in (1, 3):
+        feeds = {"x": normal(batch, 3, 6, 6)}
+        (found,), layers = run(path, feeds, "fp32", batch)
+        (right,) = ort.InferenceSession(str(path)).run(None, feeds)
+        np.testing.assert_allclose(found, right, rtol=1e-3, atol=1e-4)
+        assert {"stitched", "layer_norm"} <= set(layers) and "generic" not in layers
+
+
 ANGLES = {"cos": normal(B, TOKENS, WIDTH // 2), "sin": normal(B, TOKENS, WIDTH // 2)}
 FEWER = {name: angle[..., : WIDTH // 4] for name, angle in ANGLES.items()}
 BY_ID = {name: normal(9, WIDTH // 2) for name in ANGLES} | {"ids": random.integers(0, 9, (B, TOKENS))}
