@@ -51,7 +51,7 @@ doctest: $(VENV)/ready
 
 # Lanes of a few minutes, the longest first. One more at once than there are cores: what starts daemons mostly waits, the
 # other tests keep a core busy. Each prints its output as it ends.
-LANES := kernels faults daemon veltair compiler engine ray others
+LANES := kernels veltair compiler faults daemon engine others
 AT_ONCE := $(shell expr $$(nproc) + 1)
 kernels := $(addprefix tests/compiler/,kernels patterns quantisation)
 compiler := tests/compiler $(kernels:%=--ignore=%)
@@ -59,8 +59,7 @@ veltair := tests/veltair
 faults := tests/faults
 daemon := tests/server/daemon
 engine := $(addprefix tests/server/,engine front worker wire)
-ray := tests/ray tests/examples tests/deploy
-others := $(patsubst %,--ignore=%,tests/compiler $(veltair) $(faults) $(daemon) $(engine) $(ray))
+others := $(patsubst %,--ignore=%,tests/compiler $(veltair) $(faults) $(daemon) $(engine))
 pytest: $(VENV)/ready
 	$(MAKE) --no-print-directory --jobs=$(AT_ONCE) --keep-going --output-sync=target $(LANES:%=pytest-%)
 
