@@ -36,7 +36,7 @@ lint: $(VENV)/ready
 types: $(VENV)/ready
 	rm -rf .build/typed build
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target .build/typed .
-	cd .build/typed && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p veltair
+	cd .build/typed && ../../$(BIN)/mypy --cache-dir ../mypy --config-file ../../pyproject.toml -p veltair
 
 # The site, from the installed tree of `types`; a broken link, or a link to a file that is gone, fails.
 docs: types
