@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types docs doctest pytest pytest-daemons pytest-others wheel man sbom figures measurements micro lock clean
+.PHONY: demo test lint types docs doctest pytest wheel man sbom figures measurements micro lock clean
 
 demo: $(VENV)/runs
 	$(BIN)/veltair demo
@@ -36,7 +36,7 @@ lint: $(VENV)/ready
 types: $(VENV)/ready
 	rm -rf .build/typed build
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target .build/typed .
-	cd .build/typed && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p veltair
+	cd .build/typed && ../../$(BIN)/mypy --cache-dir ../mypy --config-file ../../pyproject.toml -p veltair
 
 # The site, from the installed tree of `types`; a broken link, or a link to a file that is gone, fails.
 docs: types
@@ -49,20 +49,22 @@ doctest: $(VENV)/ready
 	$(BIN)/pytest --quiet --doctest-modules $(NOT_INSTALLED:%=--ignore=%) \
 		veltair compiler profiles scenarios scheduler server loadgen
 
-# Side by side, each with its output as it ends, and about as long: what starts daemons mostly waits, the other tests
-# keep a core busy.
-STARTS_DAEMONS := tests/server/daemon tests/server/engine tests/server/front tests/server/worker tests/faults
-RUNS_KERNELS := $(addprefix tests/compiler/,kernels patterns quantisation)
+# Lanes of a few minutes, the longest first. One more at once than there are cores: what starts daemons mostly waits, the
+# other tests keep a core busy. Each prints its output as it ends.
+LANES := kernels veltair compiler faults daemon engine others
+AT_ONCE := $(shell expr $$(nproc) + 1)
+kernels := $(addprefix tests/compiler/,kernels patterns quantisation)
+compiler := tests/compiler $(kernels:%=--ignore=%)
+veltair := tests/veltair
+faults := tests/faults
+daemon := tests/server/daemon
+engine := $(addprefix tests/server/,engine front worker wire)
+others := $(patsubst %,--ignore=%,tests/compiler $(veltair) $(faults) $(daemon) $(engine))
 pytest: $(VENV)/ready
-	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target pytest-daemons pytest-others
+	$(MAKE) --no-print-directory --jobs=$(AT_ONCE) --keep-going --output-sync=target $(LANES:%=pytest-%)
 
-pytest-daemons: $(VENV)/ready
-	$(BIN)/pytest $(STARTS_DAEMONS); daemons=$$?; \
-	$(BIN)/pytest tests/compiler $(RUNS_KERNELS:%=--ignore=%); exit $$(($$daemons + $$?))
-
-pytest-others: $(VENV)/ready
-	$(BIN)/pytest $(addprefix --ignore=,tests/compiler $(STARTS_DAEMONS)); others=$$?; \
-	$(BIN)/pytest $(RUNS_KERNELS); exit $$(($$others + $$?))
+pytest-%: $(VENV)/ready
+	$(BIN)/pytest $($*)
 
 # The source distribution, a wheel built from it, and that wheel with the oldest manylinux tag that the C library allows;
 # installed into an empty environment and tried in an empty folder: compiled, simulated, its configuration checked.

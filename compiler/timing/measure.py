@@ -165,16 +165,17 @@ class Meter:
         operands: Sequence[Operand],
         counts: Sequence[int] | None = None,
         limit_ns: int = 0,
-        budget_ns: int = BUDGET_NS,
+        budget_ns: int | None = None,
     ) -> list[int]:
         """Median ns on each of `counts` cores (default: 1 … all), the first run left out.
 
-        A kernel slower than `limit_ns` is given up after three runs. Inputs are warm, weights are not (see
-        ROTATE_BYTES), ids are new for each run.
+        `budget_ns` (BUDGET_NS by default) is that of each count. A kernel slower than `limit_ns` is given up after
+        three runs. Inputs are warm, weights are not (see ROTATE_BYTES), ids are new for each run.
 
         Raises CandidateError when the kernel crashes, hangs or refuses.
         """
         wanted = tuple(counts) if counts is not None else tuple(range(1, len(self.cores) + 1))
+        budget_ns = BUDGET_NS if budget_ns is None else budget_ns
         request = TimeKernel(str(library), symbol, tuple(operands), wanted, budget_ns, limit_ns, ROTATE_BYTES)
         answer = self._ask(symbol, request)
         if not isinstance(answer, KernelTimes):

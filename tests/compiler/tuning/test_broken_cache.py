@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
-from compiled_models import CLI, image_model, records
+from compiled_models import CLI, Told, image_model, records
 from repeated_compiles import Compiles, all_of, none_of
 
 from veltair.compiler.build import compile_model
@@ -112,22 +111,24 @@ def test_without_a_cache_nothing_is_kept(compiles: Compiles) -> None:
     assert none_of(cache.counts)
 
 
-def test_two_compiles_at_once_share_one_cache(tmp_path: Path) -> None:
+def test_two_compiles_at_once_share_one_cache(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = image_model(tmp_path / "tiny.onnx")
-    environment = os.environ | {"XDG_DATA_HOME": str(tmp_path / "xdg"), "VELTAIR_CACHE": str(tmp_path / "cache")}
+    monkeypatch.setenv("VELTAIR_CACHE", str(tmp_path / "cache"))
 
-    def begin(number: int, *options: str) -> subprocess.Popen[str]:
-        command = [*CLI, "compile", str(model), "--out", str(tmp_path / f"out{number}"), "--trials", "0", "--json"]
-        command += options
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    def command(number: int, *options: str) -> list[str]:
+        return ["compile", str(model), "--out", str(tmp_path / f"out{number}"), "--trials", "0", "--json", *options]
 
-    first = [*begin(0, "--no-cache").communicate(timeout=300)]
-    assert not (tmp_path / "cache").exists(), first  # now there are records, so that the others choose alike
-    both = [begin(1), begin(2)]
+    code, _, errors = told(*command(0, "--no-cache"))
+    assert code == 0, errors
+    assert not (tmp_path / "cache").exists()  # now there are records, so that the others choose alike
+    both = [
+        subprocess.Popen([*CLI, *command(number)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for number in (1, 2)
+    ]
     for process in both:
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
-    output, errors = begin(3).communicate(timeout=300)
+    code, output, errors = told(*command(3))
     facts = msgspec.json.decode(output)
     assert (facts["objects_built"], facts["tables_measured"]) == (0, 0), errors
     assert facts["objects_reused"] == facts["tables_reused"] > 0

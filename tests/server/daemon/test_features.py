@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from running_daemon import Daemon, configuration, running, tensor
 from tritonclient.utils import InferenceServerException
+
+import veltair
 
 pytestmark = pytest.mark.slow
 
@@ -90,10 +90,12 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     (folder / "ranker.features.toml").write_text(FEATURES)
     for name, table in TABLES.items():
         np.save(folder / f"{name}.npy", table)
-    options = "--features ranker.features.toml --out ranker --precision fp32 --trials 0 --max-batch 32"
-    command = [sys.executable, "-m", "veltair.cli", "compile", "ranker.onnx", *options.split()]
-    own = {"XDG_DATA_HOME": str(folder / "xdg"), "VELTAIR_CACHE": str(folder / "cache")}
-    subprocess.run(command, check=True, cwd=folder, env={"PATH": "/usr/bin:/bin"} | own)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(folder / "xdg"))
+        description = folder / "ranker.features.toml"
+        veltair.compile(
+            folder / "ranker.onnx", folder / "ranker", features=description, precision="fp32", trials=0, max_batch=32
+        )
     with running(folder, configuration(folder, "ranker")) as started:
         yield started
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from running_daemon import Daemon, configuration, running, tensor
 from running_engine import WAIT_S
 from tritonclient.utils import InferenceServerException
+
+import veltair
 
 pytestmark = pytest.mark.slow
 
@@ -41,9 +40,9 @@ def bags(tmp_path_factory: pytest.TempPathFactory) -> Path:
     graph = helper.make_graph(nodes, "bags", ids, [output], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, folder / "bags.onnx")
-    options = ["--out", "bags", "--precision", "fp32", "--trials", "0", "--max-batch", "8"]
-    command = [sys.executable, "-m", "veltair.cli", "compile", "bags.onnx", *options]
-    subprocess.run(command, check=True, cwd=folder, env=os.environ | {"XDG_DATA_HOME": str(folder / "xdg")})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(folder / "xdg"))
+        veltair.compile(folder / "bags.onnx", folder / "bags", precision="fp32", trials=0, max_batch=8)
     return folder
 
 

@@ -37,6 +37,7 @@ def repository(artifacts: Path, tmp_path: Path) -> Path:
     return folder
 
 
+MANY = 7  # versions, one after the other beside queries; the suite of faults tries a thousand loads
 LOAD_S = 180.0  # for a load that costs workers, which start again
 
 
@@ -159,7 +160,7 @@ def test_no_query_is_lost_over_many_versions(artifacts: Path, repository: Path, 
         for thread in threads:
             thread.start()
         try:
-            for version in range(2, 12):
+            for version in range(2, MANY):
                 scaled_mlp(artifacts, repository / "mlp" / str(version), version)
                 (http if version % 2 else rpc).load_model("mlp")
                 until("an answer of it", lambda expected=float(version**LAYERS): expected in seen or bool(failures))
@@ -168,7 +169,7 @@ def test_no_query_is_lost_over_many_versions(artifacts: Path, repository: Path, 
             for thread in threads:
                 thread.join()
         assert not failures
-        assert seen == {float(version**LAYERS) for version in range(1, 12)}
+        assert seen == {float(version**LAYERS) for version in range(1, MANY)}
 
 
 def test_clients_change_nothing_unless_they_may(repository: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import veltair.grpc.native
 import veltair.server.wire
 
 FOLDERS = [Path(package.__path__[0]) for package in (veltair.server.wire, veltair.grpc.native)]
-ROUNDS = 200
+ROUNDS = 80
 RESPONSES = [
     b"HTTP/1.1 200 OK\r\ndate: now\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok",
     b"HTTP/1.0 204 \r\n\r\n",

@@ -9,6 +9,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ TESTS = [
 ]
 TESTS += [f"test_http1{part}.py" for part in ("", "_chunked", "_connections", "_ends", "_forward")]
 TESTS += ["test_lingering.py", "test_server_timing.py", "test_native_traces.py"]
+SANITIZERS = {"memory": ("address,undefined", "libasan.so"), "races": ("thread", "libtsan.so")}
 WAIT_S = 1200  # for the tests of a sanitizer: a minute where nothing else runs
 OPTIONS = {
     # Leaks are looked for, and are no failure: Python's are many.
@@ -45,12 +48,17 @@ def path_of(library: str) -> str:
     return path
 
 
-@pytest.mark.parametrize(
-    ("sanitizers", "library"), [("address,undefined", "libasan.so"), ("thread", "libtsan.so")], ids=["memory", "races"]
-)
-def test_the_io_threads(sanitizers: str, library: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[tuple[int, str]]]]:
+    """The tests under each sanitizer, side by side, since they wait as much as they compute: exit code and output."""
+    with ThreadPoolExecutor(len(SANITIZERS)) as pool:
+        yield {name: pool.submit(run_tests, name, tmp_path_factory.mktemp(name)) for name in SANITIZERS}
+
+
+def run_tests(name: str, folder: Path) -> tuple[int, str]:
+    sanitizers, library = SANITIZERS[name]
     preloaded = [path_of(library), path_of("libstdc++.so")]  # the second for exceptions of other libraries
-    built = tmp_path / "wire.so"
+    built = folder / "wire.so"
     sources = [str(path) for folder in FOLDERS for path in sorted(folder.glob("*.c"))]
     subprocess.run(["gcc", *FLAGS, *WARNINGS, f"-fsanitize={sanitizers}", *sources, "-o", str(built)], check=True)
     here = Path(__file__).parent
@@ -59,6 +67,7 @@ def test_the_io_threads(sanitizers: str, library: str, tmp_path: Path) -> None:
         "LD_PRELOAD": " ".join(preloaded),
         "INSTRUMENTED_WIRE": str(built),
         "PYTHONPATH": str(here.parent),
+        "TVM_USE_RUNTIME_LIB": "1",  # nothing is compiled there, and the compiler takes seconds to load
     }
     run = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "instrumented_wire", "-p", "no:cacheprovider"]
     found = subprocess.run(
@@ -69,9 +78,14 @@ def test_the_io_threads(sanitizers: str, library: str, tmp_path: Path) -> None:
         text=True,
         timeout=WAIT_S,
     )
-    output = found.stdout + found.stderr
+    return found.returncode, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("name", SANITIZERS)
+def test_the_io_threads(runs: dict[str, Future[tuple[int, str]]], name: str) -> None:
+    returncode, output = runs[name].result()
     told = output.partition("ERROR: LeakSanitizer")[0][-6000:]
-    assert found.returncode == 0, told
+    assert returncode == 0, told
     assert re.search(r"^\d+ passed in", output, re.MULTILINE), told
     assert not leaks_of_ours(output)
 

@@ -1,0 +1,23 @@
+"""Measurements of a compile that end soon: tests look at what was measured and kept, and at no time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from veltair.compiler.timing import latency_tables, measure, modelled_interference
+
+BUDGET_NS = 1_000_000  # a kernel of some microseconds still runs hundreds of times
+WINDOW_NS = 4_000_000  # of streaming through memory
+
+
+@contextmanager
+def short_measurements() -> Iterator[None]:
+    """Compiles of this process measure each kernel, and the memory, for a fraction of the time that users' do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "BUDGET_NS", BUDGET_NS)
+        patch.setattr(latency_tables, "BUDGET_NS", BUDGET_NS)
+        patch.setattr(modelled_interference, "WINDOW_NS", WINDOW_NS)
+        yield
