@@ -32,10 +32,6 @@ class BlockWatchdog:
         self._next_ns = 0
         self._watched: dict[tuple[int, int], Standstill] = {}  # by worker and start of the block
 
-    def seconds_to_look(self, batches: Collection[InFlightBatch], now_ns: int) -> float | None:
-        """The time until the next look is due; None while nothing runs."""
-        return max(0.0, (self._next_ns - now_ns) / 1e9) if batches else None
-
     def find_hung(self, batches: Collection[InFlightBatch], now_ns: int) -> list[InFlightBatch]:
         """Those whose block has had its time; none before the next look is due."""
         if now_ns < self._next_ns:

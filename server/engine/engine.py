@@ -23,6 +23,7 @@ from veltair.server.engine.models.served_models import ServedModels
 from veltair.server.engine.models.tenants import tenants_and_profiles
 from veltair.server.engine.sampling.counter_sampling import CounterSampling
 from veltair.server.engine.sampling.edge_timing import EdgeTiming
+from veltair.server.engine.upkeep import Upkeep
 from veltair.server.engine.worker_process import WorkerProcess
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
@@ -56,9 +57,9 @@ class Engine:
         self._cores, self._home = machine.cores, home_core(machine)
         self._workers = configure.workers or default_workers(len(self._cores), artifacts)
         self._allowed = self._workers  # batches in flight at once, as the scheduler knows it
-        self._counters = CounterSampling(self._cores, wanted=configure.counter_model is not None)
+        counters = CounterSampling(self._cores, wanted=configure.counter_model is not None)
         tenants, profiles = tenants_and_profiles(configure.tenants, artifacts)
-        settings = scheduler_settings(configure, machine, self._workers, tenants, counters=self._counters.available)
+        settings = scheduler_settings(configure, machine, self._workers, tenants, counters=counters.available)
         self._scheduler = settings.make_scheduler(profiles)
         self._log = open_event_log(configure, settings, tenants, profiles)
         self._front = front
@@ -75,10 +76,11 @@ class Engine:
         self._lanes = FrontLanes(self._poll, configure.lanes, configure.capacity, configure.slots)
         self._queries = InFlightQueries(front, self._lanes, self._specs, self._supervisor)
         self._arrivals = Arrivals(self._specs)
-        self._edge_timing = EdgeTiming(os.getppid(), self._specs, self._lanes.work, self._arrivals.taken)
+        edge_timing = EdgeTiming(os.getppid(), self._specs, self._lanes.work, self._arrivals.taken)
+        watchdog = BlockWatchdog(configure.hung_block_ns)
         served = ServedModels(self._specs, self._scheduler, self._arrivals, self._queries, self._decide)
         self._changes = ModelChanges(served, self._supervisor, opened, front.send)
-        self._watchdog = BlockWatchdog(configure.hung_block_ns)
+        self._upkeep = Upkeep(self._supervisor, self._queries, self._changes, watchdog, counters, edge_timing)
 
     def run(self) -> None:
         """Serve until the front sends Shutdown or is gone."""
@@ -92,38 +94,38 @@ class Engine:
 
     def _poll_once(self) -> None:
         front, supervisor = self._front, self._supervisor
-        ready = self._poll.poll(0 if self._arrivals else self._poll_timeout_s())
+        ready = self._poll.poll(0 if self._arrivals else self._upkeep.wait_s(time.monotonic_ns()))
         begin_ns = time.monotonic_ns()
         if len(ready) > 1:
             ready.sort(key=self._urgency)
+        workers_did_something = False  # beside their blocks
         for fd, _ in ready:
-            if fd == front.fileno():
-                front.flush()
-                self._read_front()
+            if fd == self._lanes.bell:
+                self._read_lanes()
             elif fd == supervisor.bell:
                 self._answer_bell()
-            elif fd == self._lanes.bell:
-                self._read_lanes()
             elif (worker := supervisor.workers.get(fd)) is not None:
                 self._read_worker(worker, exited=fd == worker.pidfd)
+                workers_did_something = True
+            elif fd == front.fileno():
+                front.flush()
+                self._read_front()
             self._lanes.wake_fronts()
         self._decide_arrivals(begin_ns)
         now_ns = time.monotonic_ns()
-        supervisor.start_missing(now_ns)
-        if not self._ready and supervisor.failed_starts >= FAILED_STARTS:
-            self._give_up(m.StartFailed("ArtifactError", f"workers cannot start: {supervisor.failure}"))
-        for batch in self._watchdog.find_hung(self._queries.batches(), now_ns):
-            supervisor.kill_hung(batch.worker, f"a block of {batch.description}")
-        if self._changes.under_way:
-            self._changes.advance(now_ns)
-            self._workers_changed()
-        for sampling in (self._counters, self._edge_timing):
-            if (sampled := sampling.sample_if_due(now_ns)) is not None:
-                self._decide(sampled)
+        if workers_did_something or self._upkeep.is_due(now_ns):
+            self._keep_up(now_ns)
         wanted = select.EPOLLIN | (select.EPOLLOUT if front.backlog else 0)
         if wanted != self._front_events:
             self._front_events = wanted
             self._poll.modify(front.fileno(), wanted)
+
+    def _keep_up(self, now_ns: int) -> None:
+        for sampled in self._upkeep.do(now_ns):
+            self._decide(sampled)
+        if not self._ready and self._supervisor.failed_starts >= FAILED_STARTS:
+            self._give_up(m.StartFailed("ArtifactError", f"workers cannot start: {self._supervisor.failure}"))
+        self._workers_changed()
 
     def _urgency(self, event: tuple[int, int]) -> int:
         """Dead workers come first, so that nothing starts on them; the front last: cores wait for workers' messages."""
@@ -132,13 +134,6 @@ class Engine:
             return 2
         worker = self._supervisor.workers.get(fd)
         return 0 if worker is not None and fd == worker.pidfd else 1
-
-    def _poll_timeout_s(self) -> float | None:
-        now_ns = time.monotonic_ns()
-        start_s, sample_s = self._supervisor.seconds_to_start(now_ns), self._counters.seconds_to_sample(now_ns)
-        hung_s = self._watchdog.seconds_to_look(self._queries.batches(), now_ns)
-        due_s = (start_s, sample_s, self._changes.look_s, hung_s)
-        return min((seconds for seconds in due_s if seconds is not None), default=None)
 
     # The front
 

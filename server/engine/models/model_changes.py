@@ -74,9 +74,9 @@ class ModelChanges:
     @property
     def look_s(self) -> float | None:
         """How soon there is something to do again, at the latest; None: nothing is under way."""
-        if any(not coming.is_prepared for coming in self._coming.values()):
-            return PREPARE_S
-        return LOOK_S if self.under_way else None
+        if not self.under_way:
+            return None
+        return LOOK_S if all(coming.is_prepared for coming in self._coming.values()) else PREPARE_S
 
     def begin(self, change: m.ModelChange, descriptors: Sequence[int] = ()) -> None:
         """Begin to load a model, whose artifact the descriptors are, or to forget one once its last query has ended."""

@@ -10,6 +10,7 @@ from veltair.scheduler.events import EdgeTimed
 from veltair.server.ipc.messages import TenantSpec
 
 SAMPLE_NS = 50_000_000  # between two readings, while queries arrive
+FEW, FEW_NS = 16, 1_000_000_000  # so few queries wait that long for theirs: a reading costs half as much as a query
 
 _CPU_CLOCK = 2  # of a process, as clock_getcpuclockid(3) makes it: all that its threads have run for
 
@@ -34,17 +35,18 @@ class EdgeTiming:
         self._tenants, self._count_work, self._count_taken = tenants, work, taken
         self._work: dict[int, int] = {}  # at the last reading, by number
         self._taken: dict[int, int] = {}  # likewise
-        self._next_ns = 0
+        self._next_ns, self._last_ns = 0, -FEW_NS
         self._front_ns, self._engine_ns = self._read_front_ns(), time.thread_time_ns()
 
     def sample_if_due(self, now_ns: int) -> EdgeTimed | None:
-        """What both spent since the last reading; None when the next one is not due, or nothing came."""
+        """What both spent since the last reading; None when the next one is not due, or too little came for one."""
         if now_ns < self._next_ns:
             return None
-        self._next_ns = now_ns + SAMPLE_NS
         taken = {number: self._count_taken.get(number, 0) for number in self._tenants}
-        if taken == self._taken:
+        came = sum([count - self._taken.get(number, 0) for number, count in taken.items()])
+        if not came or (came < FEW and now_ns < self._last_ns + FEW_NS):
             return None
+        self._last_ns, self._next_ns = now_ns, now_ns + SAMPLE_NS
         work = {number: self._count_work(number) for number in self._tenants}
         front_ns, engine_ns = self._read_front_ns(), time.thread_time_ns()
         by_taken, by_work = _grown(self._taken, taken), _grown(self._work, work)

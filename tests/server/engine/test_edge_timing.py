@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from veltair.scheduler.events import EdgeTimed
-from veltair.server.engine.sampling.edge_timing import SAMPLE_NS, EdgeTiming
+from veltair.server.engine.sampling.edge_timing import FEW, FEW_NS, SAMPLE_NS, EdgeTiming
 from veltair.server.ipc.messages import TenantSpec
 
 NAMES = "aab"  # two versions of one tenant, and another
@@ -60,7 +60,7 @@ def test_the_front_by_what_its_threads_did_and_the_engine_by_what_it_was_told_of
         work.update({1: 3, 2: 9})
         taken.update({1: 4})
         spend(8_000_000)
-        spent = sample(timing, 1 + SAMPLE_NS).spent_ns
+        spent = sample(timing, 1 + FEW_NS).spent_ns
     assert spent["b"] >= BUSY_NS * 9 // 12
     assert spent["a"] >= 8_000_000 + spent["b"] // 3
 
@@ -77,10 +77,19 @@ def test_it_is_not_due_before_its_time_nor_where_nothing_came() -> None:
     taken = {0: 1}
     timing = EdgeTiming(os.getpid(), TENANTS, lambda number: 0, taken)
     sample(timing, 1)
-    taken[0] = 2
+    taken[0] += FEW
     assert timing.sample_if_due(SAMPLE_NS) is None
     sample(timing, 1 + SAMPLE_NS)
-    assert timing.sample_if_due(1 + 2 * SAMPLE_NS) is None
+    assert timing.sample_if_due(1 + SAMPLE_NS + FEW_NS) is None
+
+
+def test_few_queries_wait_for_others() -> None:
+    taken = {0: 1, 2: 1}
+    timing = EdgeTiming(os.getpid(), TENANTS, lambda number: 0, taken)
+    sample(timing, 1)
+    taken.update({0: 3, 2: FEW - 2})
+    assert timing.sample_if_due(FEW_NS) is None
+    assert set(sample(timing, 1 + FEW_NS).spent_ns) == {"a", "b"}
 
 
 def test_who_is_gone_is_counted_no_more() -> None:
