@@ -37,7 +37,6 @@ def repository(artifacts: Path, tmp_path: Path) -> Path:
     return folder
 
 
-MANY = 7  # versions, one after the other beside queries; the suite of faults tries a thousand loads
 LOAD_S = 180.0  # for a load that costs workers, which start again
 
 
@@ -160,7 +159,7 @@ def test_no_query_is_lost_over_many_versions(artifacts: Path, repository: Path, 
         for thread in threads:
             thread.start()
         try:
-            for version in range(2, MANY):
+            for version in range(2, 7):  # the suite of faults tries a thousand loads
                 scaled_mlp(artifacts, repository / "mlp" / str(version), version)
                 (http if version % 2 else rpc).load_model("mlp")
                 until("an answer of it", lambda expected=float(version**LAYERS): expected in seen or bool(failures))
@@ -169,7 +168,7 @@ def test_no_query_is_lost_over_many_versions(artifacts: Path, repository: Path, 
             for thread in threads:
                 thread.join()
         assert not failures
-        assert seen == {float(version**LAYERS) for version in range(1, MANY)}
+        assert seen == {float(version**LAYERS) for version in range(1, 7)}
 
 
 def test_clients_change_nothing_unless_they_may(repository: Path, tmp_path: Path) -> None:
