@@ -5,8 +5,8 @@
 Options are tf2onnx's. Some of its conversions are replaced: tables of whole numbers or to real ones, which it refuses,
 become label encoders; one-hots of negative indices are zeros, as TensorFlow has them, where ONNX counts from the end; a
 sparse tensor may have no value; the remainder of whole numbers has the divisor's sign; changes of the letter case, and
-splits with a limit, stay as they are; counts of ragged values, which it does not know, become products. So is what it
-assumes of shapes: operands of a selection may differ in theirs, and a look-up in a table has that of its keys.
+splits with a limit, stay as they are; counts of ragged values, which it does not know, become sums by index. So is what
+it assumes of shapes: operands of a selection may differ in theirs, and a look-up in a table has that of its keys.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class StringSplit:
 
 @tf_op("RaggedBincount")
 class RaggedBincount:
-    """How often each row of a ragged tensor has each number below a size: rows by values, times values by numbers.
+    """How often each row of a ragged tensor has each number below a size: ones, added up by row and number.
 
     A value that is no such number is not counted. With weights, they are added up.
     """
@@ -177,15 +177,18 @@ class RaggedBincount:
         values, size = cast(values, TensorProto.INT64), cast(size, TensorProto.INT64)
         count = step("Squeeze", step("Shape", values), const([0]))
         places = step("Unsqueeze", step("Range", zero, count, one), const([0]))  # (1, values)
-        starts = step("Unsqueeze", step("Slice", splits, const([0]), last, const([0])), const([1]))  # (rows, 1)
-        far = const([(1 << 63) - 1])
-        ends = step("Unsqueeze", step("Slice", splits, const([1]), far, const([0])), const([1]))
-        inside = step("And", step("GreaterOrEqual", places, starts), step("Less", places, ends))
-        numbers = step("Unsqueeze", step("Range", zero, size, one), const([0]))  # (1, size)
-        same = cast(step("Equal", step("Unsqueeze", values, const([1])), numbers), TensorProto.FLOAT)
+        ends = step("Slice", splits, const([1]), const([(1 << 63) - 1]), const([0]))  # of rows
+        before = step("LessOrEqual", step("Unsqueeze", ends, const([1])), places)
+        rows = step("ReduceSum", cast(before, TensorProto.INT64), const([0]), keepdims=0)
+        valid = step("And", step("GreaterOrEqual", values, zero), step("Less", values, size))
+        numbers = step("Where", valid, values, size)  # a column of its own for all others
+        where = step("Concat", *(step("Unsqueeze", part, last) for part in (rows, numbers)), axis=1)
+        wide = step("Concat", step("Shape", ends), step("Unsqueeze", step("Add", size, one), const([0])), axis=0)
+        added = step("Expand", const(1, "float32"), step("Shape", values))
         if ctx.get_shape(weights) not in ([0], [0, 0]):
-            same = step("Mul", same, step("Unsqueeze", cast(weights, TensorProto.FLOAT), const([1])))
-        counts = step("MatMul", cast(inside, TensorProto.FLOAT), same)
+            added = cast(weights, TensorProto.FLOAT)
+        counts = step("ScatterND", step("Expand", const(0, "float32"), wide), where, added, reduction="add")
+        counts = step("Slice", counts, const([0]), step("Unsqueeze", size, const([0])), const([1]))
         if binary:
             counts = step("Min", counts, const(1, "float32"))
         ctx.remove_node(node.name)

@@ -51,10 +51,12 @@ def find_sequence(classes: ValueClasses, compute: Compute, rng: np.random.Genera
     if few is None or again is None or few.ndim < 2 or few.shape[1:] != again.shape[1:] or not few.size:
         return None
     places = few.shape[1]
+    if places > LONG or not _looks_apart(few):
+        return None
     values = _in_pieces(compute, np.arange(classes.count)[:, None].repeat(places, 1))
     if values is None or values.shape[1:] != few.shape[1:] or values.dtype != few.dtype:
         return None
-    if places > LONG or not all(_same(values[:, 0], values[:, place]) for place in range(places)):
+    if not all(_same(values[:, 0], values[:, place]) for place in range(places)):
         return None
     values = values[:, 0]
     for batch in TRIED_BATCHES:
@@ -66,6 +68,20 @@ def find_sequence(classes: ValueClasses, compute: Compute, rng: np.random.Genera
             if found is None or not _same(found, values[cut]):
                 return None
     return TokenSequence(replace(classes, places=places), values)
+
+
+def _looks_apart(few: NDArray[Any]) -> bool:
+    """Whether rows of one token, of it three times and of none may be sequences: tried before all classes are, since a
+    row of counts has as many numbers as there are classes.
+    """
+    one, three, none = few
+    ones = np.broadcast_to(one[:1], three[:3].shape)
+    return (
+        _same(none, np.broadcast_to(none[:1], none.shape))
+        and _same(one[1:], none[1:])
+        and _same(three[:3], ones)
+        and _same(three[3:], none[3:])
+    )
 
 
 def find_token_bag(classes: ValueClasses, compute: Compute, rng: np.random.Generator) -> ClassBag | None:
