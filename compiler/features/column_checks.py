@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from veltair.compiler.features.column_ranges import index_steps
+from veltair.compiler.features.column_ranges import index_range
 from veltair.compiler.features.feature_description import (
     INDEX_STEPS,
     STEPS,
@@ -19,7 +19,6 @@ from veltair.compiler.features.feature_description import (
 )
 from veltair.compiler.features.feature_tables import FeatureTable
 from veltair.compiler.features.hashed_values import white_space_without
-from veltair.compiler.features.index_ranges import propagate_range
 from veltair.errors import ModelError
 
 MOST_DISTINCT = 1 << 20  # indices of a column in which each counts once: a row's are noted in as many bits
@@ -131,7 +130,7 @@ def _check_distinct(column: FeatureColumn, where: str) -> None:
     allowed = ColumnStep.HASH, ColumnStep.VOCABULARY, ColumnStep.IDENTITY
     if column.combiner != "sum" or column.table is None or column.step not in allowed:
         raise ModelError(f"{where}: distinct: expected rows of a table by hash, vocabulary or identity, and their sum")
-    if propagate_range(index_steps(column))[-1].high > MOST_DISTINCT:
+    if index_range(column).high > MOST_DISTINCT:
         raise ModelError(f"{where}: distinct: expected at most {MOST_DISTINCT} indices")
 
 

@@ -15,9 +15,14 @@ from veltair.compiler.features.index_ranges import (
 
 def id_range(column: FeatureColumn) -> IndexRange:
     """Range of the ids that a column without a table gives, its pad among them."""
-    found = propagate_range(index_steps(column))[-1].intersection(IndexRange(low=0))
+    found = index_range(column).intersection(IndexRange(low=0))
     pad = IndexRange(column.pad, column.pad + 1)
     return pad if found.empty else IndexRange(found.low + column.first_id, found.high + column.first_id).hull(pad)
+
+
+def index_range(column: FeatureColumn) -> IndexRange:
+    """Range of a column's indices, behind its guards."""
+    return propagate_range(index_steps(column))[-1]
 
 
 def index_steps(column: FeatureColumn) -> tuple[IndexStep, ...]:

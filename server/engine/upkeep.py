@@ -50,9 +50,11 @@ class Upkeep:
     def wait_s(self, now_ns: int) -> float | None:
         """How long the engine may sleep; None: until something happens."""
         due_ns = self._busy_ns if self._queries.batches() else self._idle_ns
-        wait_s = None if due_ns is None else max(0, due_ns - now_ns) / 1e9
         look_s = self._changes.look_s
-        return wait_s if look_s is None else look_s if wait_s is None else min(wait_s, look_s)
+        if due_ns is None:
+            return look_s
+        wait_s = max(0, due_ns - now_ns) / 1e9
+        return wait_s if look_s is None else min(wait_s, look_s)
 
     def do(self, now_ns: int) -> Iterator[Event]:
         """Yields what the scheduler is to know."""

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from compiled_models import Told, image_model, records
-from short_measurements import short_measurements
+from short_measurements import measured_shortly  # noqa: F401
 
 from veltair.cli import main
 from veltair.compiler.build import compile_model
 from veltair.profiles.artifact.artifact_folder import Artifact
-
-
-@pytest.fixture(scope="session", autouse=True)
-def measured_shortly() -> Iterator[None]:
-    with short_measurements():
-        yield
 
 
 @pytest.fixture

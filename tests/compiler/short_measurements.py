@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -13,9 +12,10 @@ BUDGET_NS = 1_000_000  # a kernel of some microseconds still runs hundreds of ti
 WINDOW_NS = 4_000_000  # of streaming through memory
 
 
-@contextmanager
-def short_measurements() -> Iterator[None]:
-    """Compiles of this process measure each kernel, and the memory, for a fraction of the time that users' do."""
+@pytest.fixture(scope="session", autouse=True)
+def measured_shortly() -> Iterator[None]:
+    """Compiles of this process measure each kernel, and the memory, for a fraction of the time that users' do: below
+    each `conftest.py` that imports it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "BUDGET_NS", BUDGET_NS)
         patch.setattr(latency_tables, "BUDGET_NS", BUDGET_NS)

@@ -2,13 +2,4 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-from short_measurements import short_measurements
-
-
-@pytest.fixture(scope="session", autouse=True)
-def measured_shortly() -> Iterator[None]:
-    with short_measurements():
-        yield
+from short_measurements import measured_shortly  # noqa: F401

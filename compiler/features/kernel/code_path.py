@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from veltair.compiler.features.column_ranges import index_steps
+from veltair.compiler.features.column_ranges import index_range
 from veltair.compiler.features.feature_description import ColumnStep, Feature, FeatureColumn
-from veltair.compiler.features.index_ranges import propagate_range
 from veltair.compiler.features.symbolic_shapes import has_one_value
 
 ROW_STEPS = (
@@ -101,5 +100,5 @@ def code_path(column: FeatureColumn, feature: Feature) -> CodePath:
         column.strip,
         column.removed_bytes,
         at_white_space=kind is ValueKind.TOKENS and not feature.separator,
-        distinct=-(-propagate_range(index_steps(column))[-1].high // 64) if column.distinct else 0,
+        distinct=-(-index_range(column).high // 64) if column.distinct else 0,
     )

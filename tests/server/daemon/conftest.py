@@ -14,17 +14,11 @@ import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
 from running_daemon import Daemon, configuration, running
 from running_engine import WAIT_S
-from short_measurements import short_measurements
+from short_measurements import measured_shortly  # noqa: F401
 
 from veltair.profiles.artifact.artifact_folder import MANIFEST
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.profiles.runtime.answer_check import store_answer
-
-
-@pytest.fixture(scope="session", autouse=True)
-def measured_shortly() -> Iterator[None]:
-    with short_measurements():
-        yield
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
@@ -84,26 +84,30 @@ class ValueClasses:
         if self.edges:
             return np.searchsorted(np.array(self.edges, np.float32), np.asarray(given, np.float32), "right")
         flat = list(given.tolist() if isinstance(given, Strings) else np.asarray(given, object).reshape(-1))
-        places = {str(key).encode(): place for place, key in enumerate(self.keys)}
         texts = [value if isinstance(value, bytes) else str(value).encode() for value in flat]
         if self.kind == "string":
             if self.separator is not None:
                 return self._of_tokens(texts)
             texts = list(map(self.form.of, texts))
-        known = {text: places.get(text, len(self.keys) + self.bucket(text)) for text in set(texts)}
+        known = self._known(texts)
         shape = (self.width,) * (self.width > 1) if isinstance(given, Strings) else np.shape(given)[1:]
         return np.array([known[text] for text in texts], np.int64).reshape(-1, *shape)
 
     def _of_tokens(self, texts: Sequence[bytes]) -> NDArray[np.int64]:
         """The classes (batch, places) of the tokens of each text, as many as the longest has."""
-        places = {str(key).encode(): place for place, key in enumerate(self.keys)}
-        feature = feature_of(self.column("tokens", None), [Feature(name=self.feature, kind="string", empty="keep")])
-        rows = [present_values(feature, text, self.column("tokens", None)) for text in texts]
-        rows = [[self.form.of(token) for token in row] for row in rows]
+        column = self.column("tokens", None)
+        feature = feature_of(column, [Feature(name=self.feature, kind="string", empty="keep")])
+        rows = [[self.form.of(token) for token in present_values(feature, text, column)] for text in texts]
+        known = self._known(token for row in rows for token in row)
         found = np.full((len(texts), max(1, *map(len, rows))), self.count - 1)
         for row, tokens in enumerate(rows):
-            found[row, : len(tokens)] = [places.get(t, len(self.keys) + self.bucket(t)) for t in tokens]
+            found[row, : len(tokens)] = [known[token] for token in tokens]
         return found
+
+    def _known(self, texts: Iterable[bytes]) -> dict[bytes, int]:
+        """The class of each of these texts."""
+        places = {str(key).encode(): place for place, key in enumerate(self.keys)}
+        return {text: places.get(text, len(self.keys) + self.bucket(text)) for text in set(texts)}
 
     def of_cross(self, given: Mapping[str, Any]) -> NDArray[np.int64]:
         """The buckets (batch, width) of a cross for the values of its features."""

@@ -96,23 +96,18 @@ def find_token_bag(classes: ValueClasses, compute: Compute, rng: np.random.Gener
     if counts is None or counts[absent]:  # a place without a token counts: how many there are, other rows say
         return None
     rows = np.where(counts[:, None], single, 0)
-    places = classes.places
-    for way in WAYS:
-        tried = _tried(classes, compute, rows, empty, counts, way, None, rng)
-        if not tried:
-            continue
-        found_places = _find_cut(compute, single, counts, absent)
-        if found_places is not None and not _tried(classes, compute, rows, empty, counts, way, found_places, rng):
-            return None
-        places = found_places
-        break
-    else:
-        places = _find_cut(compute, single, counts, absent)
-        kept = (way for way in WAYS if places and _tried(classes, compute, rows, empty, counts, way, places, rng))
-        found_way = next(kept, None)
-        if found_way is None:
-            return None
-        way = found_way
+
+    def fits(way: str, places: int | None) -> bool:
+        return _tried(classes, compute, rows, empty, counts, way, places, rng)
+
+    places = _find_cut(compute, single, counts, absent)
+    way = next((way for way in WAYS if fits(way, None)), None)
+    if way is None:  # rows longer than the cut do not fit
+        way = next((way for way in WAYS if places is not None and fits(way, places)), None)
+    elif places is not None and not fits(way, places):
+        return None
+    if way is None:
+        return None
     keys = len(classes.keys)
     unknown = counts[keys:absent]
     if classes.buckets and not unknown.all():
@@ -133,8 +128,7 @@ def find_token_bag(classes: ValueClasses, compute: Compute, rng: np.random.Gener
 
 def _which_count(compute: Compute, single: Rows, absent: int) -> NDArray[np.bool_] | None:
     """Which classes count: those beside which, or without others, something changes. None where it is no bag."""
-    norms = np.abs(single[:absent] - np.nan_to_num(single[absent])).sum(1)
-    mains = np.argsort(-norms, kind="stable")[:MAINS]
+    mains = np.argsort(-_sizes(single, absent), kind="stable")[:MAINS]
     idle = np.isclose(single, single[absent], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True).all(1)
     for main in mains.tolist():
         beside = _in_pieces(compute, np.stack([np.full(absent + 1, main), np.arange(absent + 1)], 1))
@@ -145,10 +139,14 @@ def _which_count(compute: Compute, single: Rows, absent: int) -> NDArray[np.bool
     return np.asarray(np.logical_not(idle), np.bool_)
 
 
+def _sizes(single: Rows, absent: int) -> NDArray[np.float64]:
+    """How much a row of each class alone differs from one of none."""
+    return np.asarray(np.abs(single[:absent] - np.nan_to_num(single[absent])).sum(1), np.float64)
+
+
 def _find_cut(compute: Compute, single: Rows, counts: NDArray[np.bool_], absent: int) -> int | None:
     """How many tokens of a row are read; None where all of them are."""
-    norms = np.abs(single[:absent] - np.nan_to_num(single[absent])).sum(1) * counts[:absent]
-    order = np.argsort(-norms, kind="stable")
+    order = np.argsort(-_sizes(single, absent) * counts[:absent], kind="stable")
     if len(order) < 2 or not counts[order[1]]:
         return None
     main, other = int(order[0]), int(order[1])
