@@ -1,4 +1,4 @@
-"""How engine and workers start: their environment, and what they do first (die with the parent, ignore signals, …)."""
+"""How child processes start (their environment, what they do first: die with the parent, ignore signals, …) and end."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import ctypes
 import logging
 import os
 import signal
+import subprocess
 import sys
 from contextlib import suppress
+from threading import Thread
 
 from veltair.server.ipc.json_lines import LOG_FORMAT, JsonLines
 
@@ -36,6 +38,17 @@ def let_others_first() -> None:
     """Run this thread only where no other thread wants the core, except for a three-hundredth of it."""
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def kill_and_reap(process: subprocess.Popen[bytes]) -> Thread:
+    """Kill a child; the thread ends when it is gone. It needs a core for that, which one that lets others first may not
+    get for seconds, and a file system that has gone may hold it beyond any signal."""
+    process.kill()
+    with suppress(PermissionError, ProcessLookupError):
+        os.sched_setscheduler(process.pid, os.SCHED_OTHER, os.sched_param(0))
+    reaper = Thread(target=process.wait, name=f"reap {process.pid}", daemon=True)
+    reaper.start()
+    return reaper
 
 
 def log_to_stderr(log_format: str | None = None) -> None:

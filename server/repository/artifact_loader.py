@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from itertools import chain
 from pathlib import Path
+from threading import Thread
 from typing import TypeAlias
 
 from veltair.errors import ArtifactError, VeltairError
@@ -33,6 +34,7 @@ from veltair.server.ipc.messages import Message
 from veltair.server.ipc.process_setup import (
     die_with_parent,
     ignore_termination_signals,
+    kill_and_reap,
     let_others_first,
     log_to_stderr,
 )
@@ -40,7 +42,7 @@ from veltair.server.ipc.process_setup import (
 _log = logging.getLogger("veltair.server")
 
 LOOK_S = 0.5  # between two looks at a process that has a question to answer
-END_S = 1.0  # for a killed process to go
+END_S = 1.0  # for a killed process to go, where somebody waits for it
 
 
 class HoldArtifacts(Message, frozen=True):
@@ -157,7 +159,8 @@ class ArtifactLoader:
 
     def close(self) -> None:
         """End the process, and close all artifacts."""
-        self._end_process()
+        if (reaper := self._end_process()) is not None:
+            reaper.join(END_S)
         for artifact in self._open.values():
             artifact.files.close()
         self._open.clear()
@@ -191,13 +194,12 @@ class ArtifactLoader:
         self._uses[digest] += 1
         return self._open[digest]
 
-    def _end_process(self) -> None:
-        if self._process is not None and self._channel is not None:
-            self._process.kill()
-            with suppress(subprocess.TimeoutExpired):  # a file system that has gone may hold it beyond any signal
-                self._process.wait(END_S)
-            self._channel.close()
-        self._process = self._channel = None
+    def _end_process(self) -> Thread | None:
+        process, channel, self._process, self._channel = self._process, self._channel, None, None
+        if process is None or channel is None:
+            return None
+        channel.close()
+        return kill_and_reap(process)
 
     def _running(self) -> Channel[FromLoader]:
         if self._process is not None and self._process.poll() is not None:  # it died with nothing to do
