@@ -119,10 +119,13 @@ def run_graph(graph: LayerGraph, feeds: Mapping[str, NDArray[Any]], batch: int) 
     memory = {port.name: aligned_copy(feeds[port.name]) for port in graph.inputs}
 
     def place(tensor: Activation) -> NDArray[Any]:
-        base = graph.views.get(tensor.name, tensor.name)
+        base, offset = graph.owner(tensor.name)
         if base not in memory:
-            memory[base] = aligned_zeros(tensor.at(batch), tensor.dtype)
-        return memory[base].reshape(tensor.at(batch))
+            whole = graph.activations[base]
+            memory[base] = aligned_zeros(whole.at(batch), whole.dtype)
+        shape = tensor.at(batch)
+        size = int(np.prod(shape)) * np.dtype(tensor.dtype).itemsize
+        return memory[base].reshape(-1).view(np.uint8)[offset : offset + size].view(tensor.dtype).reshape(shape)
 
     points = [compile_ahead(spec, SPACES[spec.op].points(spec, cpu_features())[:1])[0] for spec in graph.layers]
     for spec, point in zip(graph.layers, points, strict=True):

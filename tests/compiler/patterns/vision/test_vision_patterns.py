@@ -9,6 +9,10 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from onnx_nets import Net, normal, run
+from run_kernels import run_graph
+
+from veltair.compiler.onnx.onnx_model import load_model
+from veltair.compiler.pipeline import lower
 
 PRECISIONS = ["fp32", "bf16", "dots"]
 BATCHES = [(1, "fp32"), (1, "bf16"), (2, "dots"), (3, "fp32")]
@@ -109,6 +113,19 @@ def test_squeeze_and_excite_is_one_layer(tmp_path: Path, batch: int, precision: 
     operators = agree(tmp_path, excited(net), net, precision, batch, 3, 12, 15)
     assert operators.count("squeeze_excite") == 2
     assert set(operators) <= {"to_blocked", "conv2d", "conv2d_bf16", "squeeze_excite", "to_plain"}
+
+
+@pytest.mark.parametrize("make", [dense_block, branches, ragged])
+def test_slices_lie_where_the_graph_says(tmp_path: Path, make: Callable[[Net], tuple[str, ...]]) -> None:
+    """`run_graph`, which tests of whole networks use, places them without an arena."""
+    net = Net(x=[1, 3, 13, 10])
+    model = net.save(tmp_path / "net.onnx", *make(net))
+    feeds = {"x": normal(1, 3, 13, 10) * 10}
+    graph = lower(load_model(model), "fp32")
+    assert graph.slices
+    wanted = ort.InferenceSession(str(model)).run(None, feeds)
+    for ours, theirs in zip(run_graph(graph, feeds, 1), wanted, strict=True):
+        assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
 
 
 def detector(net: Net) -> tuple[str, ...]:
