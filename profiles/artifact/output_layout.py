@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from veltair.errors import RequestError
 from veltair.profiles.artifact.manifest import Manifest
 
+NO_DIMENSION = -1  # stands behind the extents of an output that has fewer dimensions for some values
+
 
 def read_outputs(manifest: Manifest, tensors: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """The outputs by name, as views of the `tensors`, which are in the order of `Manifest.output_tensors`.
@@ -26,12 +28,14 @@ def read_outputs(manifest: Manifest, tensors: Sequence[NDArray[Any]]) -> dict[st
     for port in manifest.outputs:
         values = next(left)
         if port.room:
-            extents = tuple(int(extent) for extent in next(left))
+            extents = [int(extent) for extent in next(left)]
+            while extents and extents[-1] == NO_DIMENSION:
+                extents.pop()
             size = math.prod(extents)
             if min(extents, default=0) < 0 or size > values.size:
                 raise RequestError(
-                    f"{manifest.model}: output {port.name!r} has {size} elements (shape {extents}) for these inputs; "
-                    f"the model was compiled for at most {values.size}"
+                    f"{manifest.model}: output {port.name!r} has {size} elements (shape {tuple(extents)}) for these "
+                    f"inputs; the model was compiled for at most {values.size}"
                 )
             values = values.reshape(-1)[:size].reshape(extents)
         found[port.name] = values
@@ -48,5 +52,6 @@ def write_tensors(manifest: Manifest, outputs: Sequence[NDArray[Any]], batch: in
         values = np.zeros(port.room * batch, port.dtype)
         kept = output.reshape(-1)[: values.size]
         values[: kept.size] = kept
-        found += [values.reshape(-1, port.room), np.array(output.shape, np.int64)]
+        missing = [NO_DIMENSION] * (len(port.shape) - output.ndim)
+        found += [values.reshape(-1, port.room), np.array([*output.shape, *missing], np.int64)]
     return found

@@ -7,8 +7,8 @@ reader broadcasts it, and elsewhere, as an output of the model is, the output of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +20,13 @@ from veltair.compiler.onnx.folding.batch_axes import BATCHES, dimension, has_bat
 from veltair.compiler.onnx.folding.element_wise import BROADCASTING
 from veltair.compiler.onnx.folding.empty_tensors import leave_out_constants, without_empty
 from veltair.compiler.onnx.folding.folded_graph import FoldedGraph
+from veltair.compiler.onnx.folding.graph_facts import GraphFacts, opsets
 from veltair.compiler.onnx.folding.opaque_nodes import OWN_DOMAIN, is_opaque, join_opaque, narrow_floats, wrap_foreign
 from veltair.compiler.onnx.folding.row_numbers import ROWS, keep_apart
 from veltair.compiler.onnx.folding.sample_labels import keeps_samples_apart
 from veltair.compiler.onnx.folding.shape_arguments import restate
-from veltair.compiler.onnx.folding.shape_propagation import ShapePropagation, TensorFacts, same_values
-from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom, batch_symbols, give_room
+from veltair.compiler.onnx.folding.shape_propagation import TensorFacts, same_values
+from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom, give_room
 from veltair.compiler.onnx.folding.transpositions import simplify_transpositions
 from veltair.compiler.onnx.node_evaluation import Array, infer_node
 from veltair.compiler.onnx.recurrent_layout import RECURRENT
@@ -55,17 +56,22 @@ def fold_shapes(
     Raises ModelError naming a node whose shapes cannot be told, or depend on the batch other than in proportion.
     """
     leave_out_constants(proto.graph.node, constants)
-    propagation, facts = _propagate(proto, constants, dynamic, path, fallback=fallback)
+    known = GraphFacts(proto=proto, constants=constants, dynamic=dynamic, path=path, fallback=fallback)
+    unknown = known.changing(max_batch)
+    propagation, facts = known.propagate(unknown)
+    branches = known.doubtful(propagation, facts, unknown) if fallback else {}
     sized: Mapping[str, Port] = {}
     # An output that has the batch twice, or behind another dimension, is given like one whose extents values decide.
-    outputs = {output.name for output in proto.graph.output}
+    outputs = known.outputs
     elsewhere = {name for name in outputs & facts.keys() if fallback and has_batch_elsewhere(facts[name])}
-    if unstated := elsewhere | (outputs - facts.keys()):
+    if unstated := elsewhere | (outputs - facts.keys()) | branches.keys():
         ranks = {name: len(facts[name].shapes[0]) for name in elsewhere}
-        proto, sized, added = give_room(proto, unstated, output_room, dynamic, path, ranks)
+        proto, sized, added = give_room(proto, unstated, output_room, dynamic, path, ranks, branches)
         constants = {**constants, **added}
-        propagation, facts = _propagate(proto, constants, dynamic, path, fallback=fallback, unknown=unstated)
-    given, outputs = propagation.nodes, {output.name for output in proto.graph.output}
+        known = replace(known, proto=proto, constants=constants)
+        unknown |= dict.fromkeys(elsewhere, "has the batch in another dimension than the first")
+        propagation, facts = known.propagate(unknown)
+    given, outputs = propagation.nodes, known.outputs
     kinds = {n: f.types[0].kind for n, f in facts.items() if f.values is None} if fallback else {}
     opaque = propagation.opaque | narrow_floats(given, kinds)
     # Of tensors that nobody outside reads, the values are not kept.
@@ -73,15 +79,15 @@ def fold_shapes(
     while True:
         joined = join_opaque(given, opaque, facts.keys(), computed, outputs) if opaque else given
         joined = list(wrap_foreign(joined, facts.keys(), outputs))
-        known = dict(facts)  # the folding adds to them
-        folding = _Folding(known, dict(constants) | propagation.constants, _opsets(proto)[""], max_batch, path)
+        every = dict(facts)  # the folding adds to them
+        folding = _Folding(every, dict(constants) | propagation.constants, opsets(proto)[""], max_batch, path)
         rewritten = [*folding.nodes(joined), *folding.outputs(outputs)]
         if not folding.unsupplied:
             break
         if not fallback or folding.unsupplied.keys() <= opaque.keys():
             raise ModelError(f"{path}: {next(iter(folding.unsupplied.values()))}")
         opaque |= folding.unsupplied
-    facts = known
+    facts = every
     nodes = needed_nodes(folding.renamed(rewritten), outputs)
     named = outputs.union(*([value.name] for value in proto.graph.input), *(node.output for node in nodes))
     values = {name: tensor_spec(name, facts[name], path) for name in facts if name in named}
@@ -95,32 +101,6 @@ def fold_shapes(
     return folded
 
 
-def _propagate(
-    proto: onnx.ModelProto,
-    constants: Mapping[str, Array],
-    dynamic: bool,
-    path: Path,
-    *,
-    fallback: bool,
-    unknown: Set[str] = frozenset(),
-) -> tuple[ShapePropagation, Mapping[str, TensorFacts]]:
-    """What is known of every tensor of the graph. `unknown`: those whose shape counts as one that cannot be told."""
-    inputs = {
-        value.name: _input_facts(value, BATCHES if dynamic else BATCHES[:1])
-        for value in proto.graph.input
-        if value.name not in constants
-    }
-    outputs = {output.name for output in proto.graph.output}
-    symbols = batch_symbols(proto.graph) if dynamic else frozenset()
-    stated = _stated(proto.graph.output, symbols) if fallback else None
-    propagation = ShapePropagation(proto.graph.node, _opsets(proto), inputs, constants, outputs, path, stated, unknown)
-    return propagation, propagation.run()
-
-
-def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
-    return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
-
-
 def tensor_spec(name: str, facts: TensorFacts, path: Path) -> TensorSpec:
     """The type and shape of a tensor; -k stands for k times the batch."""
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(facts.types[0].kind))
@@ -128,24 +108,6 @@ def tensor_spec(name: str, facts: TensorFacts, path: Path) -> TensorSpec:
     if any(dim is None for dim in dims):
         raise ModelError(f"{path}: tensor {name!r}: a dimension grows with the batch, but not in proportion")
     return TensorSpec(name, "string" if dtype.kind == "O" else str(dtype), tuple(d for d in dims if d is not None))
-
-
-def _input_facts(value: onnx.ValueInfoProto, batches: Sequence[int]) -> TensorFacts:
-    tensor = value.type.tensor_type
-    dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
-    shapes = [tuple(batch if dim is None else dim for dim in dims) for batch in batches]
-    return TensorFacts.of_type(tensor.elem_type, shapes)
-
-
-def _stated(outputs: Iterable[onnx.ValueInfoProto], symbols: Set[str]) -> dict[str, TensorFacts]:
-    """What the file says of outputs, where that is all of their shapes except for the batch (one of `symbols`)."""
-    found = {}
-    for value in outputs:
-        tensor = value.type.tensor_type
-        open_dims = [(i, dim.dim_param) for i, dim in enumerate(tensor.shape.dim) if not dim.HasField("dim_value")]
-        if tensor.HasField("shape") and open_dims in ([], *([(0, symbol)] for symbol in symbols)):
-            found[value.name] = _input_facts(value, BATCHES if symbols else BATCHES[:1])
-    return found
 
 
 @dataclass(slots=True)

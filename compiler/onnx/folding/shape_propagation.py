@@ -106,11 +106,14 @@ class ShapePropagation:
         outputs: Set[str],
         path: Path,
         stated: Mapping[str, TensorFacts] | None = None,
-        unknown: Set[str] = frozenset(),
+        unknown: Mapping[str, str] | None = None,
+        choices: Sequence[bool] | None = None,
     ) -> None:
         """`stated`: what the file says of outputs whose shape nothing else tells; None: there may be no such tensor.
 
-        unknown: tensors whose shape counts as one that cannot be told.
+        unknown: tensors that count as ones that cannot be told, and why.
+        choices: what to take the conditions for that are not known, one after the other, and true from there on. None:
+        their branches are not entered, and whoever reads the facts afterwards needs no values of what is known.
         """
         samples = len(next(iter(inputs.values())).types) if inputs else 1
         self._given, self._opsets, self._outputs, self._path = nodes, opsets, outputs, path
@@ -118,7 +121,9 @@ class ShapePropagation:
         self.constants: dict[str, Array] = {}  # of such nodes
         self._makers: dict[str, onnx.NodeProto] = {}
         self.opaque: dict[str, str] = {}  # tensors whose shape cannot be told, and why
-        self._stated, self._unknown = stated, unknown
+        self.behind_branches: set[str] = set()  # tensors that depend on a condition that is not known
+        self.chosen: list[bool] = []  # what conditions that are not known were taken for
+        self._stated, self._unknown, self._choices = stated, unknown or {}, choices
         self._facts = dict(inputs) | {n: TensorFacts.of_constant(a, samples) for n, a in constants.items()}
         self._evaluator = NodeEvaluator(opsets[""])
         self._samples = range(samples)
@@ -149,7 +154,8 @@ class ShapePropagation:
                 wanted.update(read_names(node))
             for name in read_names(node):
                 facts = self._facts.get(name)
-                if not readers[name] and name not in wanted and facts is not None and facts.values is not None:
+                unread = not readers[name] and name not in wanted and self._choices is None
+                if unread and facts is not None and facts.values is not None:
                     self._facts[name] = replace(facts, values=())
         return self._facts
 
@@ -158,7 +164,11 @@ class ShapePropagation:
         if node.op_type == "If":
             asked = self._facts.get(node.input[0])
             condition = asked.constant if asked else None
-            return None if condition is None else take_branch(node, bool(condition))
+            if condition is None and self._choices is None:
+                return None
+            if condition is None:
+                self.chosen.append(self._choices[len(self.chosen)] if len(self.chosen) < len(self._choices) else True)
+            return take_branch(node, bool(self.chosen[-1] if condition is None else condition))
         types = {name: self._facts[name].types for name in node.input if name in self._facts}
         if (parts := expand_composed(node, types)) is not None:
             return parts
@@ -173,8 +183,10 @@ class ShapePropagation:
     def _visit(self, node: onnx.NodeProto) -> dict[str, TensorFacts]:
         names = [name for name in node.output if name]
         reasons = [self.opaque[name] for name in read_names(node) if name in self.opaque]
+        if node.op_type == "If" or not self.behind_branches.isdisjoint(read_names(node)):
+            self.behind_branches.update(names)
         types = [self._infer(node, sample, lenient=bool(reasons)) for sample in self._samples]
-        values = None if reasons else self._values(node, types)
+        values = None if reasons or not self._unknown.keys().isdisjoint(names) else self._values(node, types)
         if values is not None:
             kinds = ([TensorType(onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for a in at] for at in values)
             columns = zip(names, zip(*kinds, strict=True), zip(*values, strict=True), strict=True)
@@ -185,8 +197,7 @@ class ShapePropagation:
             if known and name not in self._unknown:
                 found[name] = TensorFacts.of_types(at[name] for at in types)
                 continue
-            why = "cannot be inferred; it may depend on the values of the inputs"
-            why = "has the batch in another dimension than the first" if known else why
+            why = self._unknown.get(name, "cannot be inferred; it may depend on the values of the inputs")
             reason = f"node {node.name!r}: the shape of {node.op_type}'s output {name!r} {why}"
             if self._stated is None:
                 raise ModelError(f"{self._path}: {reason}")

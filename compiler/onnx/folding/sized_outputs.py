@@ -7,6 +7,8 @@ decides the extents (`opaque_nodes`). Nothing behind this module knows of extent
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,13 +27,33 @@ OutputRoom: TypeAlias = int | Mapping[str, int]  # elements for each sample: of 
 PREFIX = "veltair/output/"  # of names that are added
 
 
+@dataclass(frozen=True, slots=True)
+class BranchShape:
+    """What is known of the shape of an output that branches give.
+
+    >>> BranchShape((0, 0), uneven=True).dims
+    (0, 0)
+    """
+
+    dims: tuple[int, ...]  # the batch is -1, an extent that varies 0; as many as the output has in any branch
+    uneven: bool = False  # whether it has fewer dimensions in some
+
+
 def give_room(
-    proto: onnx.ModelProto, names: Set[str], room: OutputRoom, dynamic: bool, path: Path, ranks: Mapping[str, int]
+    proto: onnx.ModelProto,
+    names: Set[str],
+    room: OutputRoom,
+    dynamic: bool,
+    path: Path,
+    ranks: Mapping[str, int],
+    branches: Mapping[str, BranchShape],
 ) -> tuple[onnx.ModelProto, dict[str, Port], dict[str, Array]]:
     """The model with two outputs in place of each of `names`, the ports that clients see, and constants.
 
-    room: elements for each sample. dynamic: whether a symbolic first dimension of an input is the batch.
+    room: elements for each sample; an output whose extents the file states gets no fewer than it states.
+    dynamic: whether a symbolic first dimension of an input is the batch.
     ranks: of outputs, as far as they are known; the others' have to be stated in the file.
+    branches: shapes of outputs that the file states otherwise, or not at all.
     Raises ModelError naming an output whose rank is not known.
     """
     changed = onnx.ModelProto()
@@ -48,7 +70,8 @@ def give_room(
             outputs.append(value)
             continue
         tensor = value.type.tensor_type
-        if not tensor.HasField("shape") and value.name not in ranks:
+        behind = branches.get(value.name)
+        if not tensor.HasField("shape") and value.name not in ranks and behind is None:
             raise ModelError(
                 f"{path}: output {value.name!r}: the values of the inputs decide how many dimensions it has"
             )
@@ -56,6 +79,10 @@ def give_room(
         if dims and tensor.shape.dim and not dims[0] and tensor.shape.dim[0].dim_param in symbols:
             dims[0] = -1
         space = room if isinstance(room, int) else room.get(value.name, OUTPUT_ROOM)
+        if behind is not None:
+            stated = [dim.dim_value for dim in tensor.shape.dim]
+            space = max(space, prod(stated if stated and stated[0] else stated[1:]))
+            dims = list(behind.dims if 0 in behind.dims else [0] * len(behind.dims))
         port = ports[value.name] = Port(value.name, type_name(tensor.elem_type), tuple(dims), room=space)
         numbers |= {f"{PREFIX}{value.name}/room": [space], f"{PREFIX}{value.name}/rows": [-1, space]}
         parts = sized_output(port, 1 if batch is None else -1)
@@ -65,7 +92,8 @@ def give_room(
             kind = helper.np_dtype_to_tensor_dtype(np.dtype(part.dtype))
             shape = [dim if dim >= 0 else symbol for dim in part.shape]
             outputs.append(helper.make_tensor_value_info(part.name, kind, shape))
-        graph.node.extend(_nodes(value.name, parts, batch))
+        numbers |= {f"{PREFIX}{value.name}/no_dims": [-1] * len(dims)} if behind and behind.uneven else {}
+        graph.node.extend(_nodes(value.name, parts, batch, uneven=behind is not None and behind.uneven))
     constants = {name: np.array(value, np.int64) for name, value in numbers.items()}
     del graph.output[:]
     graph.output.extend(outputs)
@@ -106,8 +134,13 @@ def _batched(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
             yield value
 
 
-def _nodes(name: str, parts: Sequence[Port], batch: onnx.ValueInfoProto | None) -> Iterator[onnx.NodeProto]:
-    """Those that write an output's values and zeros behind them, or no more than the room takes, and its extents."""
+def _nodes(
+    name: str, parts: Sequence[Port], batch: onnx.ValueInfoProto | None, *, uneven: bool
+) -> Iterator[onnx.NodeProto]:
+    """Those that write an output's values and zeros behind them, or no more than the room takes, and its extents.
+
+    uneven: the extents are followed by -1 where the output has fewer dimensions than others of its shapes.
+    """
     values, extents = (part.name for part in parts)
     inner = f"{PREFIX}{name}/"
 
@@ -119,7 +152,13 @@ def _nodes(name: str, parts: Sequence[Port], batch: onnx.ValueInfoProto | None) 
         yield node("Shape", [batch.name], f"{inner}batch", start=0, end=1)
         space = f"{inner}space"
         yield node("Mul", [f"{inner}room", f"{inner}batch"], space)
-    yield node("Shape", [name], extents)
+    if uneven:
+        yield node("Shape", [name], f"{inner}shape")
+        yield node("Concat", [f"{inner}shape", f"{inner}no_dims"], f"{inner}dims", axis=0)
+        yield node("Shape", [f"{inner}no_dims"], f"{inner}rank")
+        yield node("Slice", [f"{inner}dims", f"{PREFIX}none", f"{inner}rank"], extents)
+    else:
+        yield node("Shape", [name], extents)
     yield node("Reshape", [name, f"{PREFIX}flat"], f"{inner}flat")
     yield node("Shape", [f"{inner}flat"], f"{inner}size")
     yield node("Sub", [space, f"{inner}size"], f"{inner}left")

@@ -42,6 +42,16 @@ def test_what_is_written_is_read(batch: int, data: st.DataObject) -> None:
     np.testing.assert_array_equal(found["score"], score)
 
 
+@pytest.mark.parametrize("shape", [(3, 4), (5,), ()])
+def test_fewer_dimensions_than_the_most(shape: tuple[int, ...]) -> None:
+    boxes = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 1
+    tensors = write_tensors(MANIFEST, [boxes, np.zeros(1, np.float32)], 1)
+    assert tensors[1].shape == (2,)
+    found = read_outputs(MANIFEST, tensors)["boxes"]
+    assert found.shape == shape
+    np.testing.assert_array_equal(found, boxes)
+
+
 @pytest.mark.parametrize("extents", [(4, 4), (-1, 4), (-3, -4), (2**40, 2**40), (-(2**63), 2)])
 def test_extents_that_lie_outside_of_the_room(extents: tuple[int, int]) -> None:
     tensors = [np.zeros((1, ROOM), np.float32), np.array(extents, np.int64), np.zeros(1, np.float32)]

@@ -1,0 +1,186 @@
+"""What is known of the tensors of a graph, and which statements of the file to believe.
+
+Shapes are followed at two sample sizes of the batch. Where a model has branches, they are followed once more: at the
+least and the greatest batch, since a condition may be computed from the batch, and through each branch whose condition
+the values of the inputs decide, since both branches need not give the same shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import onnx
+
+from veltair.compiler.onnx.constants import all_nodes
+from veltair.compiler.onnx.folding.batch_axes import BATCHES, dimension
+from veltair.compiler.onnx.folding.shape_propagation import ShapePropagation, TensorFacts, same_values
+from veltair.compiler.onnx.folding.sized_outputs import BranchShape, batch_symbols
+from veltair.compiler.onnx.node_evaluation import Array, Shape
+from veltair.errors import ModelError
+
+Facts: TypeAlias = Mapping[str, TensorFacts]
+MOST_BRANCHES = 3  # of a model whose combinations are followed: each doubles them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphFacts:
+    """Follows the shapes and the known values of a graph. ::
+
+    graph = GraphFacts(proto=proto, constants=constants, dynamic=True, path=path, fallback=True)
+    propagation, facts = graph.propagate(graph.changing(max_batch))
+    """
+
+    proto: onnx.ModelProto
+    constants: Mapping[str, Array]  # by name
+    dynamic: bool  # whether a symbolic first dimension of an input is the batch
+    path: Path
+    fallback: bool  # whether a tensor may have a shape that cannot be told
+
+    @property
+    def outputs(self) -> Set[str]:
+        return {output.name for output in self.proto.graph.output}
+
+    def propagate(
+        self,
+        unknown: Mapping[str, str],
+        batches: Sequence[int] = BATCHES,
+        choices: Sequence[bool] | None = None,
+    ) -> tuple[ShapePropagation, Facts]:
+        """What is known of every tensor.
+
+        unknown: tensors that count as ones whose shape cannot be told, and why.
+        choices: see `ShapePropagation`; where there are any, statements of the file about outputs are not used.
+        """
+        graph, sizes = self.proto.graph, batches if self.dynamic else batches[:1]
+        inputs = {v.name: _input_facts(v, sizes) for v in graph.input if v.name not in self.constants}
+        symbols = batch_symbols(graph) if self.dynamic else frozenset()
+        stated = _stated(graph.output, symbols, sizes) if choices is None else {}
+        propagation = ShapePropagation(
+            graph.node,
+            opsets(self.proto),
+            inputs,
+            self.constants,
+            self.outputs,
+            self.path,
+            stated if self.fallback else None,
+            unknown,
+            choices,
+        )
+        return propagation, propagation.run()
+
+    def changing(self, max_batch: int) -> dict[str, str]:
+        """The tensors that are alike at the sample sizes of the batch and not at its bounds, and why nothing is known.
+
+        The condition "more than one sample" holds at both sample sizes. Models without branches are not looked at:
+        `verify` compares at a batch of 1.
+        """
+        if not self.dynamic or not self.fallback or self._branches == 0:
+            return {}
+        facts = self._followed({}, BATCHES, ()).facts
+        bounds = self._followed({}, (1, max_batch), ()).facts
+        return {
+            name: "changes with the batch"
+            for name in facts.keys() & bounds.keys()
+            if facts[name].constant is not None and not _agree(facts[name], bounds[name])
+        }
+
+    def doubtful(
+        self, propagation: ShapePropagation, facts: Facts, unknown: Mapping[str, str]
+    ) -> dict[str, BranchShape]:
+        """Outputs behind branches that do not all give what the file states.
+
+        Raises ModelError where nobody knows how many dimensions an output may have.
+        """
+        behind = propagation.behind_branches & propagation.opaque.keys()
+        outputs = [output for output in self.proto.graph.output if output.name in behind]
+        ways = list(self._ways(unknown)) if outputs and self._branches <= MOST_BRANCHES else [{}]
+        found = {}
+        for output in outputs:
+            shapes = [way[output.name].shapes if output.name in way else None for way in ways]
+            if output.name not in facts or any(shape != facts[output.name].shapes for shape in shapes):
+                found[output.name] = self._branch_shape(output, shapes)
+        return {name: shape for name, shape in found.items() if shape is not None}
+
+    @property
+    def _branches(self) -> int:
+        return sum(node.op_type == "If" for node in all_nodes(self.proto.graph.node))
+
+    def _ways(self, unknown: Mapping[str, str]) -> Iterator[Facts]:
+        """What is known for each combination of conditions that values decide."""
+        left = list[Sequence[bool]]([()])
+        while left:
+            given = left.pop()
+            followed = self._followed(unknown, BATCHES, given)
+            left += [(*followed.chosen[:i], False) for i in range(len(given), len(followed.chosen))]
+            yield followed.facts
+
+    def _followed(self, unknown: Mapping[str, str], batches: Sequence[int], choices: Sequence[bool]) -> _Followed:
+        try:
+            propagation, facts = self.propagate(unknown, batches, choices)
+        except ModelError:  # of a branch that may never be taken
+            return _Followed({}, ())
+        return _Followed(facts, propagation.chosen)
+
+    def _branch_shape(
+        self, output: onnx.ValueInfoProto, shapes: Sequence[Sequence[Shape] | None]
+    ) -> BranchShape | None:
+        """The shape of an output from those that combinations of branches give; None: what the file says will do."""
+        tensor = output.type.tensor_type
+        known = [shape for shape in shapes if shape is not None]
+        ranks = {len(shape[0]) for shape in known}
+        if len(known) < len(shapes):  # values decide a shape inside a branch
+            if not tensor.HasField("shape"):
+                return None
+            ranks.add(len(tensor.shape.dim))
+            if len(ranks) > 1:
+                raise ModelError(
+                    f"{self.path}: output {output.name!r}: the values of the inputs decide how many dimensions it has"
+                )
+            return BranchShape(tuple(dim.dim_value for dim in tensor.shape.dim))
+        if len(ranks) > 1:
+            return BranchShape((0,) * max(ranks), uneven=True)
+        ways = [[dimension(extents) for extents in zip(*shape, strict=True)] for shape in known]
+        dims = [each[0] or 0 if len(set(each)) == 1 else 0 for each in zip(*ways, strict=True)]
+        return BranchShape(tuple(dim if dim > 0 or (dim == -1 and axis == 0) else 0 for axis, dim in enumerate(dims)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """What is known of tensors behind the branches that were taken, and what their conditions were taken for."""
+
+    facts: Facts
+    chosen: Sequence[bool]
+
+
+def _agree(at_samples: TensorFacts, at_bounds: TensorFacts) -> bool:
+    """Whether a tensor that is alike at the sample sizes has that value at the bounds too, where that is known."""
+    value = at_samples.constant
+    return value is None or all(same_values(value, each) for each in at_bounds.values or ())
+
+
+def opsets(proto: onnx.ModelProto) -> dict[str, int]:
+    """Versions of operator sets, by domain; that of standard ONNX is ""."""
+    return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
+
+
+def _input_facts(value: onnx.ValueInfoProto, batches: Sequence[int]) -> TensorFacts:
+    tensor = value.type.tensor_type
+    dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
+    shapes = [tuple(batch if dim is None else dim for dim in dims) for batch in batches]
+    return TensorFacts.of_type(tensor.elem_type, shapes)
+
+
+def _stated(
+    outputs: Iterable[onnx.ValueInfoProto], symbols: Set[str], batches: Sequence[int]
+) -> dict[str, TensorFacts]:
+    """What the file says of outputs, where that is all of their shapes except for the batch (one of `symbols`)."""
+    found = {}
+    for value in outputs:
+        tensor = value.type.tensor_type
+        open_dims = [(i, dim.dim_param) for i, dim in enumerate(tensor.shape.dim) if not dim.HasField("dim_value")]
+        if tensor.HasField("shape") and open_dims in ([], *([(0, symbol)] for symbol in symbols)):
+            found[value.name] = _input_facts(value, batches)
+    return found
