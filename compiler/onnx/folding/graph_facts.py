@@ -1,8 +1,8 @@
 """What is known of the tensors of a graph, and which statements of the file to believe.
 
-Shapes are followed at two sample sizes of the batch. Where a model has branches, they are followed once more: at the
-least and the greatest batch, since a condition may be computed from the batch, and through each branch whose condition
-the values of the inputs decide, since both branches need not give the same shape.
+Shapes are followed at two sample sizes of the batch. They are followed once more at the least and the greatest batch
+where a constant follows from numbers of the batch, and through each branch whose condition the values of the inputs
+decide, since both branches need not give the same shape.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class GraphFacts:
     """Follows the shapes and the known values of a graph. ::
 
     graph = GraphFacts(proto=proto, constants=constants, dynamic=True, path=path, fallback=True)
-    propagation, facts = graph.propagate(graph.changing(max_batch))
+    propagation, facts = graph.propagate({})
+    changing = graph.changing(propagation, max_batch)
     """
 
     proto: onnx.ModelProto
@@ -71,18 +72,17 @@ class GraphFacts:
         )
         return propagation, propagation.run()
 
-    def changing(self, max_batch: int) -> dict[str, str]:
+    def changing(self, propagation: ShapePropagation, max_batch: int) -> dict[str, str]:
         """The tensors that are alike at the sample sizes of the batch and not at its bounds, and why nothing is known.
 
-        The condition "more than one sample" holds at both sample sizes. Models without branches are not looked at:
-        `verify` compares at a batch of 1.
+        The condition "more than one sample" holds at both sample sizes.
         """
-        if not self.dynamic or not self.fallback or self._branches == 0:
+        if not propagation.settled:
             return {}
         facts = self._followed({}, BATCHES, ()).facts
         bounds = self._followed({}, (1, max_batch), ()).facts
         return {
-            name: "changes with the batch"
+            name: f"the value of {name!r} is another one for small or large batches"
             for name in facts.keys() & bounds.keys()
             if facts[name].constant is not None and not _agree(facts[name], bounds[name])
         }

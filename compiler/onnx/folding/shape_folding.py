@@ -57,8 +57,9 @@ def fold_shapes(
     """
     leave_out_constants(proto.graph.node, constants)
     known = GraphFacts(proto=proto, constants=constants, dynamic=dynamic, path=path, fallback=fallback)
-    unknown = known.changing(max_batch)
-    propagation, facts = known.propagate(unknown)
+    propagation, facts = known.propagate({})
+    if unknown := known.changing(propagation, max_batch):
+        propagation, facts = known.propagate(unknown)
     branches = known.doubtful(propagation, facts, unknown) if fallback else {}
     sized: Mapping[str, Port] = {}
     # An output that has the batch twice, or behind another dimension, is given like one whose extents values decide.
@@ -69,7 +70,7 @@ def fold_shapes(
         proto, sized, added = give_room(proto, unstated, output_room, dynamic, path, ranks, branches)
         constants = {**constants, **added}
         known = replace(known, proto=proto, constants=constants)
-        unknown |= dict.fromkeys(elsewhere, "has the batch in another dimension than the first")
+        unknown |= {n: f"the shape of {n!r} has the batch in another dimension than the first" for n in elsewhere}
         propagation, facts = known.propagate(unknown)
     given, outputs = propagation.nodes, known.outputs
     kinds = {n: f.types[0].kind for n, f in facts.items() if f.values is None} if fallback else {}

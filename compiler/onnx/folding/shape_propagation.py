@@ -36,6 +36,10 @@ from veltair.compiler.onnx.simplify import describe_error
 from veltair.errors import ModelError
 
 MOST_ELEMENTS = 1 << 24  # of a tensor that is computed here
+# Operators that pick elements, or look at a shape: what they give of numbers of the batch does not follow from them.
+PICKING = frozenset(
+    {"Gather", "GatherND", "Slice", "Split", "Squeeze", "Unsqueeze", "Reshape", "Cast", "Shape", "Size"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,7 @@ class ShapePropagation:
         self.opaque: dict[str, str] = {}  # tensors whose shape cannot be told, and why
         self.behind_branches: set[str] = set()  # tensors that depend on a condition that is not known
         self.chosen: list[bool] = []  # what conditions that are not known were taken for
+        self.settled: list[str] = []  # constants that follow from numbers of the batch, as "more than one sample" does
         self._stated, self._unknown, self._choices = stated, unknown or {}, choices
         self._facts = dict(inputs) | {n: TensorFacts.of_constant(a, samples) for n, a in constants.items()}
         self._evaluator = NodeEvaluator(opsets[""])
@@ -149,7 +154,10 @@ class ShapePropagation:
                 continue
             self.nodes.append(node)
             self._makers |= dict.fromkeys(node.output, node)
-            self._facts |= self._visit(node)
+            found = self._visit(node)
+            if node.op_type not in PICKING and any(self._varies(name) for name in node.input):
+                self.settled += [name for name, facts in found.items() if facts.constant is not None]
+            self._facts |= found
             if any(name in self.opaque or self._facts[name].values is None for name in node.output if name):
                 wanted.update(read_names(node))
             for name in read_names(node):
@@ -180,6 +188,10 @@ class ShapePropagation:
         ranks = {name: len(kind.shape) for name, kind in known.items() if kind.shape is not None}
         return expand_fused(node, ranks, self._makers)
 
+    def _varies(self, name: str) -> bool:
+        facts = self._facts.get(name)
+        return facts is not None and facts.values is not None and facts.constant is None
+
     def _visit(self, node: onnx.NodeProto) -> dict[str, TensorFacts]:
         names = [name for name in node.output if name]
         reasons = [self.opaque[name] for name in read_names(node) if name in self.opaque]
@@ -197,8 +209,9 @@ class ShapePropagation:
             if known and name not in self._unknown:
                 found[name] = TensorFacts.of_types(at[name] for at in types)
                 continue
-            why = self._unknown.get(name, "cannot be inferred; it may depend on the values of the inputs")
-            reason = f"node {node.name!r}: the shape of {node.op_type}'s output {name!r} {why}"
+            why = "cannot be inferred; it may depend on the values of the inputs"
+            why = self._unknown.get(name, f"the shape of {node.op_type}'s output {name!r} {why}")
+            reason = f"node {node.name!r}: {why}"
             if self._stated is None:
                 raise ModelError(f"{self._path}: {reason}")
             if name in self._stated:

@@ -16,7 +16,7 @@ from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
 from veltair.errors import ModelError
 
-CONSTANTS = {"zero": np.array(0), "one": np.array(1), "v0": np.array([0])}
+CONSTANTS = {"zero": np.array(0), "one": np.array(1), "two": np.array(2), "v0": np.array([0])}
 BATCH = [node("Shape", "x", "shape"), node("Gather", "shape zero", "n", axis=0)]
 NODES = {
     "a share of each sample": [node("Cast", "n", "f", to=F), node("Div", "x f", "d")],
@@ -46,6 +46,32 @@ def test_a_node_is_left_to_onnx_runtime(tmp_path: Path, nodes: list[onnx.NodePro
     graph = lower(loaded, "fp32")
     assert sum(layer.op == "onnxruntime" for layer in graph.layers) == 1
     for batch in (1, 3):
+        feeds = {"x": np.random.default_rng(batch).standard_normal((batch, 3, 4)).astype(np.float32)}
+        for ours, theirs in zip(run_graph(graph, feeds, batch), run(proto, feeds), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+STEPS = {
+    "at most two": [node("Min", "n two", "m"), node("Cast", "m", "f", to=F), node("Div", "x f", "d")],
+    "more than one": [node("Greater", "n one", "g"), node("Where", "g two one", "w"), node("Cast", "w", "f", to=F)],
+    "in pairs": [node("Div", "n two", "m"), node("Min", "m two", "w"), node("Cast", "w", "f", to=F)],
+}
+
+
+@pytest.mark.parametrize("nodes", STEPS.values(), ids=STEPS)
+def test_a_number_that_is_alike_at_most_batches(tmp_path: Path, nodes: list[onnx.NodeProto]) -> None:
+    """At the sample sizes of the batch it is; one sample was divided by two."""
+    constants = [numpy_helper.from_array(value, name) for name, value in CONSTANTS.items()]
+    behind = [node("Softplus", "x", "p"), node("Sub", "p f", "y")]
+    every = [*BATCH, *nodes, *behind]
+    for each in every:
+        each.name = each.output[0]
+    proto = model(every, [port("x", ["n", 3, 4])], [port("y", None)], constants)
+    path = saved(tmp_path, proto)
+    with pytest.raises(ModelError, match="is another one for small or large batches"):
+        load_model(path, fallback=False)
+    graph = lower(load_model(path, 5), "fp32")
+    for batch in (1, 2, 5):
         feeds = {"x": np.random.default_rng(batch).standard_normal((batch, 3, 4)).astype(np.float32)}
         for ours, theirs in zip(run_graph(graph, feeds, batch), run(proto, feeds), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
