@@ -1,8 +1,9 @@
-"""Refuses nodes that cannot be served: loops without an end, indices beyond an axis, types without a kernel."""
+"""Refuses nodes that cannot be served: cycles, loops without an end, indices beyond an axis, types without a kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,39 @@ VALUE_TYPES = frozenset(
 )
 ALONG_AN_AXIS = {"Gather": 0, "GatherElements": 0, "ScatterElements": 0, "Scatter": 0}  # with the axis by default
 OF_SEVERAL_AXES = frozenset({"GatherND", "ScatterND"})
+
+
+def sort_nodes(graph: onnx.GraphProto, path: Path) -> None:
+    """Put each node behind those whose outputs it reads; ONNX Runtime takes them in any order, ONNX's checker does not.
+
+    Raises ModelError naming the nodes of a cycle.
+    """
+    makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
+    reads = [{makers[name] for name in _read_outside(node) if name in makers} for node in graph.node]
+    if all(before < place for place, read in enumerate(reads) for before in read):
+        return
+    try:
+        order = list(TopologicalSorter(dict(enumerate(reads))).static_order())
+    except CycleError as error:
+        node = graph.node[error.args[1][0]]
+        raise ModelError(
+            f"{path}: node {node.name or node.output[0]!r} ({node.op_type}) reads what depends on its own output; "
+            "expected nodes with a topological order"
+        ) from None
+    nodes = onnx.GraphProto(node=[graph.node[place] for place in order])
+    graph.node.MergeFrom(nodes.node)
+    del graph.node[: len(order)]
+
+
+def _read_outside(node: onnx.NodeProto) -> set[str]:
+    """The tensors that a node and the graphs inside it read, without those that these graphs make."""
+    found = {name for name in node.input if name}
+    for graph in inner_graphs(node):
+        own = {each.name for each in (*graph.input, *graph.initializer)}
+        own.update(name for inner in graph.node for name in inner.output)
+        read = {output.name for output in graph.output}.union(*map(_read_outside, graph.node))
+        found |= read - own
+    return found
 
 
 def check_loops(graph: onnx.GraphProto, path: Path, outer_true: Set[str] = frozenset()) -> None:

@@ -26,7 +26,7 @@ from veltair.compiler.onnx.folding.shape_folding import fold_shapes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
 from veltair.compiler.onnx.node_attributes import name_nodes
-from veltair.compiler.onnx.node_checks import check_loops, check_values
+from veltair.compiler.onnx.node_checks import check_loops, check_values, sort_nodes
 from veltair.compiler.onnx.quantised.block_weights import unpack_block_weights
 from veltair.compiler.onnx.quantised.nodes import (
     QuantisedConstant,
@@ -213,6 +213,7 @@ def parse_model(path: Path) -> onnx.ModelProto:
     if not any(entry.domain in STANDARD for entry in proto.opset_import):
         # Trees and pipelines may have operators of ai.onnx.ml alone.
         proto.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+    sort_nodes(graph, path)
     state_constants(graph)
     give_matrices(proto, path)
     return proto

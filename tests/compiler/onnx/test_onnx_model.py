@@ -12,9 +12,11 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_protos import I64, external, model, node, port, rebuilt, run, saved
+from run_kernels import run_graph
 
 from veltair.compiler.onnx.constants import TABLE_BYTES
 from veltair.compiler.onnx.onnx_model import MAX_BATCH, load_model
+from veltair.compiler.pipeline import lower
 from veltair.zoo.recommendation.dlrm import DlrmShape
 from veltair.zoo.registry import write
 
@@ -34,6 +36,26 @@ def test_the_light_models_load(name: str) -> None:
     assert not {"ConstantOfShape", "Constant", "Dropout", "Identity"} & {n.op_type for n in loaded.nodes}
     assert all(name in loaded.values for n in loaded.nodes for name in (*n.input, *n.output) if name)
     assert len({n.name for n in loaded.nodes}) == len(loaded.nodes)
+
+
+def test_nodes_may_stand_in_any_order(tmp_path: Path) -> None:
+    """As ONNX Runtime takes them; what a branch reads from outside counts."""
+    branch = helper.make_graph([node("Neg", "a", "y")], "branch", [], [onnx.ValueInfoProto(name="y")])
+    nodes = [
+        node("If", "c", "y", then_branch=branch, else_branch=branch),
+        node("Relu", "s", "a"),
+        node("Greater", "t zero", "c"),
+        helper.make_node("ReduceSum", ["s"], ["t"], keepdims=0),
+        node("Sin", "x", "s"),
+    ]
+    proto = model(nodes, constants=[numpy_helper.from_array(np.float32(0), "zero")])
+    loaded = load_model(saved(tmp_path, proto))
+    made = {value.name for value in loaded.inputs} | set(loaded.initializers)
+    for each in loaded.nodes:
+        assert made.issuperset(name for name in each.input if name)
+        made.update(each.output)
+    feeds = {"x": np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)}
+    np.testing.assert_allclose(run_graph(lower(loaded, "fp32"), feeds, 1)[0], run(proto, feeds)[0], rtol=1e-5)
 
 
 def test_batch_norm_is_folded_and_the_outputs_stay(tmp_path: Path) -> None:
