@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import onnx
 
-from veltair.compiler.onnx.constants import all_nodes
+from veltair.compiler.onnx.constants import all_nodes, read_names
 from veltair.compiler.onnx.folding.batch_axes import BATCHES, dimension
 from veltair.compiler.onnx.folding.shape_propagation import ShapePropagation, TensorFacts, same_values
 from veltair.compiler.onnx.folding.sized_outputs import BranchShape, batch_symbols
@@ -41,7 +42,7 @@ class GraphFacts:
     fallback: bool  # whether a tensor may have a shape that cannot be told
 
     @property
-    def outputs(self) -> Set[str]:
+    def outputs(self) -> set[str]:
         return {output.name for output in self.proto.graph.output}
 
     def propagate(
@@ -75,17 +76,23 @@ class GraphFacts:
     def changing(self, propagation: ShapePropagation, max_batch: int) -> dict[str, str]:
         """The tensors that are alike at the sample sizes of the batch and not at its bounds, and why nothing is known.
 
-        The condition "more than one sample" holds at both sample sizes.
+        The condition "more than one sample" holds at both sample sizes. It is harmless where whoever reads it gives
+        what the sample sizes lead to expect at the bounds too, as `Where(size == 1, 1, size)` does.
         """
         if not propagation.settled:
             return {}
-        facts = self._followed({}, BATCHES, ()).facts
-        bounds = self._followed({}, (1, max_batch), ()).facts
-        return {
-            name: f"the value of {name!r} is another one for small or large batches"
-            for name in facts.keys() & bounds.keys()
-            if facts[name].constant is not None and not _agree(facts[name], bounds[name])
+        samples, bounds = self._followed({}, BATCHES, ()), self._followed({}, (1, max_batch), ())
+        steps = {
+            name
+            for name in samples.facts.keys() & bounds.facts.keys()
+            if samples.facts[name].constant is not None and not _foreseen(name, samples, bounds, max_batch)
         }
+        found = steps & (self.outputs | set(samples.conditions))
+        for node in reversed(samples.nodes):
+            made = [name for name in node.output if name]
+            if any(n in found or not (n in steps or _foreseen(n, samples, bounds, max_batch)) for n in made):
+                found |= steps & read_names(node)
+        return {name: f"the value of {name!r} is another one for small or large batches" for name in found}
 
     def doubtful(
         self, propagation: ShapePropagation, facts: Facts, unknown: Mapping[str, str]
@@ -121,8 +128,8 @@ class GraphFacts:
         try:
             propagation, facts = self.propagate(unknown, batches, choices)
         except ModelError:  # of a branch that may never be taken
-            return _Followed({}, ())
-        return _Followed(facts, propagation.chosen)
+            return _Followed({}, (), (), ())
+        return _Followed(facts, propagation.chosen, propagation.nodes, propagation.conditions)
 
     def _branch_shape(
         self, output: onnx.ValueInfoProto, shapes: Sequence[Sequence[Shape] | None]
@@ -153,12 +160,22 @@ class _Followed:
 
     facts: Facts
     chosen: Sequence[bool]
+    nodes: Sequence[onnx.NodeProto]
+    conditions: Sequence[str]
 
 
-def _agree(at_samples: TensorFacts, at_bounds: TensorFacts) -> bool:
-    """Whether a tensor that is alike at the sample sizes has that value at the bounds too, where that is known."""
-    value = at_samples.constant
-    return value is None or all(same_values(value, each) for each in at_bounds.values or ())
+def _foreseen(name: str, samples: _Followed, bounds: _Followed, max_batch: int) -> bool:
+    """Whether a tensor is known, and has the values at the bounds that lie on a line with those at the sample sizes."""
+    at, then = samples.facts.get(name), bounds.facts.get(name)
+    if at is None or then is None or not at.values or not then.values:
+        return False
+    if at.constant is not None:
+        return all(same_values(at.constant, each) for each in then.values)
+    (few, many), sizes = at.values, (1, max_batch)
+    if few.dtype.kind not in "iuf" or few.shape != many.shape or any(each.shape != few.shape for each in then.values):
+        return few.shape != many.shape  # such a tensor grows with the batch: others compare its rows
+    step = (many - few) / (BATCHES[1] - BATCHES[0])
+    return all(np.allclose(few + step * (n - BATCHES[0]), v) for n, v in zip(sizes, then.values, strict=True))
 
 
 def opsets(proto: onnx.ModelProto) -> dict[str, int]:

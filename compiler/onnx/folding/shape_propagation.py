@@ -127,6 +127,7 @@ class ShapePropagation:
         self.opaque: dict[str, str] = {}  # tensors whose shape cannot be told, and why
         self.behind_branches: set[str] = set()  # tensors that depend on a condition that is not known
         self.chosen: list[bool] = []  # what conditions that are not known were taken for
+        self.conditions: list[str] = []  # of branches
         self.settled: list[str] = []  # constants that follow from numbers of the batch, as "more than one sample" does
         self._stated, self._unknown, self._choices = stated, unknown or {}, choices
         self._facts = dict(inputs) | {n: TensorFacts.of_constant(a, samples) for n, a in constants.items()}
@@ -172,11 +173,14 @@ class ShapePropagation:
         if node.op_type == "If":
             asked = self._facts.get(node.input[0])
             condition = asked.constant if asked else None
-            if condition is None and self._choices is None:
-                return None
+            self.conditions.append(node.input[0])
             if condition is None:
-                self.chosen.append(self._choices[len(self.chosen)] if len(self.chosen) < len(self._choices) else True)
-            return take_branch(node, bool(self.chosen[-1] if condition is None else condition))
+                if self._choices is None:
+                    return None
+                given = self._choices[len(self.chosen) :]
+                condition = np.array(given[0] if given else True)
+                self.chosen.append(bool(condition))
+            return take_branch(node, bool(condition))
         types = {name: self._facts[name].types for name in node.input if name in self._facts}
         if (parts := expand_composed(node, types)) is not None:
             return parts

@@ -75,3 +75,17 @@ def test_a_number_that_is_alike_at_most_batches(tmp_path: Path, nodes: list[onnx
         feeds = {"x": np.random.default_rng(batch).standard_normal((batch, 3, 4)).astype(np.float32)}
         for ours, theirs in zip(run_graph(graph, feeds, batch), run(proto, feeds), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_guard_that_changes_nothing(tmp_path: Path) -> None:
+    """As exporters write it around the size that a tensor is expanded to."""
+    guard = [node("Equal", "n one", "is"), node("Where", "is one n", "w"), node("Unsqueeze", "w v0", "to")]
+    behind = [node("Concat", "to v3 v4", "size", axis=0), node("Expand", "row size", "e"), node("Add", "x e", "y")]
+    every = [*BATCH, *guard, *behind]
+    for each in every:
+        each.name = each.output[0]
+    more = {"v3": np.array([3]), "v4": np.array([4]), "row": np.ones((1, 3, 4), np.float32)}
+    constants = [numpy_helper.from_array(value, name) for name, value in (CONSTANTS | more).items()]
+    proto = model(every, [port("x", ["n", 3, 4])], [port("y", None)], constants)
+    loaded = load_model(saved(tmp_path, proto), 4, fallback=False)
+    assert [each.op_type for each in loaded.nodes] == ["Add"]
