@@ -41,7 +41,7 @@ def onnxruntime_layer(
     """
     whole_numbers = any(np.dtype(values[name].dtype).kind in "iu" for name in inputs)  # axes, sizes, indices, …
     values_decide = whole_numbers or any(map(is_opaque, nodes))
-    nodes = [inner for node in nodes for inner in (body_nodes(node) if is_opaque(node) else [node])]
+    nodes = [n for node in nodes for n in (body_nodes(node) if is_opaque(node) else _resize(node, values, constants))]
     used = dict.fromkeys(name for node in nodes for name in (*node.input, *captured_names(node)) if name in constants)
     if sum(constants[name].nbytes for name in used) > MOST_BYTES:
         raise ModelError(f"{reason}; its constants are too large for ONNX Runtime (expected at most 1 GB)")
@@ -75,6 +75,26 @@ def onnxruntime_layer(
             reason=reason,
         ),
     )
+
+
+def _resize(
+    node: onnx.NodeProto, values: Mapping[str, TensorSpec], constants: Mapping[str, NDArray[Any]]
+) -> list[onnx.NodeProto]:
+    """The node; sizes of a Resize, in which 1 stands for the batch (`shape_arguments`), get it from the input."""
+    if node.op_type != "Resize" or len(node.input) < 4 or node.input[3] not in constants:
+        return [node]
+    grows = np.array([dim < 0 for dim in values[node.output[0]].shape])
+    if not grows.any() or constants[node.input[3]].shape != grows.shape:
+        return [node]
+    extents, mask, sizes = (f"{node.output[0]}/{what}" for what in ("extents", "grows", "sizes"))
+    changed = onnx.NodeProto.FromString(node.SerializeToString())
+    changed.input[3] = sizes
+    return [
+        onnx.helper.make_node("Shape", [node.input[0]], [extents]),
+        onnx.helper.make_node("Constant", [], [mask], value=onnx.numpy_helper.from_array(grows)),
+        onnx.helper.make_node("Where", [mask, extents, node.input[3]], [sizes]),
+        changed,
+    ]
 
 
 def _activation(spec: TensorSpec) -> Activation:

@@ -218,3 +218,21 @@ def test_sessions_go_with_the_last_who_holds_them() -> None:
     assert one is other and framed[:32].tobytes() in onnx_layers._layers
     del one, other
     assert framed[:32].tobytes() not in onnx_layers._layers
+
+
+def test_a_resize_by_sizes_keeps_the_batch(tmp_path: Path) -> None:
+    """To a single pixel with aligned corners, which TVM refuses; 1 stood for the batch, and two samples failed."""
+    nodes = [
+        node("Shape", ["x"], ["n"], start=0, end=1),
+        node("Concat", ["n", "rest"], ["sizes"], axis=0),
+        node("Resize", ["x", "", "", "sizes"], ["r"], mode="linear", coordinate_transformation_mode="align_corners"),
+        node("Add", ["x", "r"], ["y"]),
+    ]
+    shape = (FLOAT, ["n", 2, 7, 7])
+    path = save(tmp_path / "net.onnx", nodes, {"x": shape}, shape, {"rest": np.array([2, 1, 1])})
+    for batch in (1, 3):
+        feeds = {"x": normal(batch, 2, 7, 7)}
+        (found,), operators = run(path, feeds, "fp32", batch)
+        assert "onnxruntime" in operators
+        [expected] = ort.InferenceSession(str(path)).run(None, feeds)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
