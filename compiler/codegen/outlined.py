@@ -18,7 +18,7 @@ from tvm.script.ir_builder import tirx as T
 _MARK = "veltair.outlined"
 _PART = "veltair.part"  # attribute of the functions
 _SCOPE = "compute_scope"  # TVM's: LLVM does not inline its body, and knows that its pointers are no aliases
-_KEPT = ("target", "tirx.noalias")  # attributes of the kernel that hold for its parts
+_KEPT = ("target",)
 
 
 @contextmanager
