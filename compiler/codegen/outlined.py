@@ -17,8 +17,9 @@ from tvm.script.ir_builder import tirx as T
 
 _MARK = "veltair.outlined"
 _PART = "veltair.part"  # attribute of the functions
-_SCOPE = "compute_scope"  # TVM's: LLVM does not inline its body, and knows that its pointers are no aliases
-_KEPT = ("target",)
+_SCOPE = "compute_scope"  # of TVM: LLVM inlines none of these where the function is known to have no aliases
+_KEPT = ("target", "tirx.noalias")  # attributes of the kernel that its parts have, too
+_DEVICE = {"device_id": 0, "device_type": 1}  # the CPU, from whose heap large allocations come
 
 
 @contextmanager
@@ -54,6 +55,8 @@ def keep_outlined(function: Any, _: ir.IRModule, __: Any) -> Any:
     declared = [s for s in statements if isinstance(s, tirx.DeclBuffer)]
     code = tirx.SeqStmt([s for s in statements if not isinstance(s, tirx.DeclBuffer)])
     scope = tirx.AttrStmt(ir.StringImm(""), _SCOPE, ir.StringImm(function.attrs[_PART]), code)
+    for key, value in _DEVICE.items():
+        scope = tirx.AttrStmt(ir.StringImm("default"), key, T.int32(value), scope)
     return function.with_body(tirx.SeqStmt([*declared, scope]))
 
 
