@@ -32,9 +32,8 @@ def outlined() -> Iterator[None]:
         yield
 
 
-@tvm.transform.module_pass(opt_level=0, name="veltair.Outline")
-def outline(module: ir.IRModule, _: Any) -> ir.IRModule:
-    """Make a private function of all that is `outlined`. Runs on flat buffers, before allocations are placed."""
+def _outline(module: ir.IRModule, _: Any) -> ir.IRModule:
+    """Make a private function of all that is `outlined`."""
     made = tvm.IRModule(dict(module.functions), attrs=module.attrs)
     for name, function in module.functions.items():
         parts = _Parts(name.name_hint, function)
@@ -46,9 +45,8 @@ def outline(module: ir.IRModule, _: Any) -> ir.IRModule:
     return made
 
 
-@tvm.tirx.transform.prim_func_pass(opt_level=0, name="veltair.KeepOutlined")
-def keep_outlined(function: Any, _: ir.IRModule, __: Any) -> Any:
-    """Have LLVM leave the functions apart. Runs once allocations are placed: those outside of the scope are memory."""
+def _keep_outlined(function: Any, _: ir.IRModule, __: Any) -> Any:
+    """Have LLVM leave the functions apart."""
     if _PART not in function.attrs:
         return function
     statements = list(function.body.seq)
@@ -58,6 +56,12 @@ def keep_outlined(function: Any, _: ir.IRModule, __: Any) -> Any:
     for key, value in _DEVICE.items():
         scope = tirx.AttrStmt(ir.StringImm("default"), key, T.int32(value), scope)
     return function.with_body(tirx.SeqStmt([*declared, scope]))
+
+
+# Passes: the first for flat buffers, before allocations are placed; the second for placed ones, since those outside of
+# its scope are memory.
+outline = tvm.transform.module_pass(_outline, opt_level=0, name="veltair.Outline")
+keep_outlined = tirx.transform.prim_func_pass(_keep_outlined, opt_level=0, name="veltair.KeepOutlined")
 
 
 class _Parts:
