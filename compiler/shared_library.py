@@ -23,6 +23,7 @@ from tvm import s_tir
 from tvm.tirx import compilation_pipeline as pipelines
 from tvm.tirx import transform
 
+from veltair.compiler.codegen.outlined import keep_outlined, outline
 from veltair.errors import UserError, VeltairError
 from veltair.machine.topology import usable_machine
 
@@ -39,7 +40,9 @@ def _loop_nest_pipeline() -> tuple[Any, Any, Any]:
         transform.BF16ComputeLegalize(),
         transform.NarrowDataType(32),
         transform.VectorizeLoop(True),
+        outline,
         transform.StorageRewrite(),
+        keep_outlined,
         transform.StmtSimplify(),
         transform.CommonSubexprElim(),
         transform.AnnotateEntryFunc(),

@@ -73,11 +73,10 @@ def description_of(chosen: ColumnSet) -> Any:
 
 def prepare(chosen: ColumnSet, folder: Path) -> None:
     """Compiles every point and writes the weights beside the libraries."""
-    import tvm
-
     from veltair.compiler.features.feature_layout import buffer_of
     from veltair.compiler.features.kernel.columns_kernel import ColumnsSpace, columns_layer
     from veltair.compiler.features.table_store import TableStore
+    from veltair.compiler.shared_library import compile_function
     from veltair.machine.isa import cpu_features, tvm_target
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,8 +87,7 @@ def prepare(chosen: ColumnSet, folder: Path) -> None:
     for number, point in enumerate(POINTS):
         kernel = ColumnsSpace().build(spec, point, cpu_features())
         start = time.perf_counter()
-        module = tvm.IRModule({"main": kernel.function.with_attr("global_symbol", "main")})
-        tvm.compile(module, target=tvm.target.Target(tvm_target())).export_library(str(folder / f"{number}.so"))
+        compile_function(kernel.function, "main", tvm_target()).export_library(str(folder / f"{number}.so"))
         print(point, f"compiled in {time.perf_counter() - start:.1f} s", flush=True)
         for place, weight in enumerate(kernel.weights):
             if place == 0 or number == 0:  # the chunks alone depend on the point

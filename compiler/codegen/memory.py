@@ -71,3 +71,13 @@ def allocate_scratch(shape: tuple[int, ...], dtype: str) -> Any:
     buffer = T.alloc_buffer(shape, dtype, scope="global")
     T.buffer_store(buffer, T.cast(0, dtype), [extent - 1 for extent in shape])
     return buffer
+
+
+def vector_in_register(value: Expr) -> Expr:
+    """A vector of floats in a variable of its own, which LLVM makes a register.
+
+    A binding would do, but TVM looks through bindings, in time exponential in the length of their chain.
+    """
+    variable = T.alloc_buffer((LANES,), "float32", scope="global")  # TVM would ask the heap for a local one
+    vector_store(variable, value, 0)
+    return vector_load(variable, 0)

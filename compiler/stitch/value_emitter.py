@@ -9,7 +9,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.bf16 import round_bits_to_bf16
-from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.memory import vector_in_register, vector_load, vector_store
 from veltair.compiler.codegen.prim_func import Operand
 from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.graph.layer_spec import Activation
@@ -175,16 +175,6 @@ class ValueEmitter:
     def _settled(self, name: str, value: Expr) -> Expr:
         """A value in a binding, or in a register where a chain of bindings would become too long."""
         return T.bind(value) if self._depth[name] or name not in self.ops else vector_in_register(value)
-
-
-def vector_in_register(value: Expr) -> Expr:
-    """A vector in a variable of its own, which LLVM makes a register.
-
-    A binding would do, but TVM looks through bindings, in time exponential in the length of their chain.
-    """
-    variable = T.alloc_buffer((LANES,), "float32", scope="local")  # of vectors, TVM would ask the heap for it
-    vector_store(variable, value, 0)
-    return vector_load(variable, 0)
 
 
 def _as_float(value: Expr, count: int) -> Expr:

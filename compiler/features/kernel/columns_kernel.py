@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.outlined import outlined
 from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.features.feature_description import ColumnInput, FeatureDescription
 from veltair.compiler.features.feature_layout import FeatureLayout, buffer_of
@@ -158,10 +159,10 @@ class ColumnsSpace:
                 )
                 code = ColumnEmitter(work)
                 for number, path in enumerate(chunks.paths):
-                    with when(path_number == number):
+                    with when(path_number == number), outlined():
                         code.emit(path)
                 for number, width in enumerate(chunks.widths):
-                    with when(dim == number):
+                    with when(dim == number), outlined():
                         code.emit_copies(width)
                 places = zip(pieces, parameters.places[1:], strict=True)
                 for number, (piece, place) in enumerate(places, len(chunks.paths)):

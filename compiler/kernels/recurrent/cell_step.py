@@ -7,7 +7,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.activation import apply_activation
-from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.memory import vector_in_register, vector_load, vector_store
 from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.graph.parameters.sequence import Cell
 from veltair.compiler.kernels.recurrent.gate_products import GateProducts
@@ -47,13 +47,13 @@ class CellStep:
                 self._emit_gru_candidate(at, block, line)
 
     def _gate(self, value: Expr) -> Expr:
-        return T.bind(apply_activation(value, self.lanes.parameters.activations[0]))
+        return vector_in_register(apply_activation(value, self.lanes.parameters.activations[0]))
 
     def _candidate(self, value: Expr) -> Expr:
-        return T.bind(apply_activation(value, self.lanes.parameters.activations[1]))
+        return vector_in_register(apply_activation(value, self.lanes.parameters.activations[1]))
 
     def _output(self, cell: Expr) -> Expr:
-        return T.bind(apply_activation(cell, self.lanes.parameters.activations[2]))
+        return vector_in_register(apply_activation(cell, self.lanes.parameters.activations[2]))
 
     def _sum(self, group: GateGroup, at: Slots, lines: Any, first: Expr, block: Expr, gates: tuple[int, ...]) -> None:
         self.products.start(group, at.step, block)
@@ -97,7 +97,7 @@ class CellStep:
                 given, out, forget = (self._gate(self.products.sum(g, u, tile)) for g in (INPUT, OUTPUT, FORGET))
                 candidate = self._candidate(self.products.sum(CELL, u, tile))
                 old_cell = T.bind(vector_load(memory.c, tile, at.cell_before + line + u, 0))
-                cell = T.bind(forget * old_cell + given * candidate)
+                cell = vector_in_register(forget * old_cell + given * candidate)
                 memory.advance_cell(tile, at, line + u, cell, old_cell)
                 memory.advance(tile, at, line + u, out * self._output(cell))
 

@@ -24,23 +24,21 @@ from veltair.compiler.tuning.layer_reference import reference_outputs as layer_r
 from veltair.profiles.artifact.manifest import Storage
 from veltair.profiles.runtime.executor import aligned_copy
 
-PARTS = 3  # of all columns, each a kernel: LLVM's time grows with the square of a kernel's code
 
-
-@pytest.fixture(scope="module", params=range(PARTS))
-def part(request: pytest.FixtureRequest) -> FeatureDescription:
-    return make_description(FEATURES, COLUMNS[request.param :: PARTS], **SHAPES)
+@pytest.fixture(scope="module")
+def whole() -> FeatureDescription:
+    return make_description(FEATURES, COLUMNS, **SHAPES)
 
 
 @pytest.fixture(scope="module")
-def compiled(part: FeatureDescription) -> CompiledColumns:
-    return CompiledColumns(part, POINT)
+def compiled(whole: FeatureDescription) -> CompiledColumns:
+    return CompiledColumns(whole, POINT)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16, 31, 33, 70, 200])
-def test_every_code_path_equals_the_reference(compiled: CompiledColumns, part: FeatureDescription, batch: int) -> None:
+def test_every_code_path_equals_the_reference(compiled: CompiledColumns, whole: FeatureDescription, batch: int) -> None:
     raw = raw_features(batch, batch)
-    np.testing.assert_allclose(compiled(raw, batch), reference_inputs(part, raw)["x"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(compiled(raw, batch), reference_inputs(whole, raw)["x"], rtol=1e-5, atol=1e-6)
 
 
 def test_the_reference_of_the_layer_is_that_of_its_columns(compiled: CompiledColumns) -> None:
@@ -72,14 +70,12 @@ def test_numbers_at_and_beside_boundaries(isa: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint16"])
-@pytest.mark.parametrize("half", range(2))
-def test_computed_numbers_beside_columns(half: int, dtype: str) -> None:
+def test_computed_numbers_beside_columns(dtype: str) -> None:
     """Of any widths, on both sides; in bfloat16 all of it is rounded once, as what is made of its float32 is."""
     if dtype == "uint16":
         require_features(frozenset({"avx512_bf16"}), "rounding to bfloat16")
     texts = {"cross", "crossed", "parts", "case", "strip", "strong_key"}  # make ids of texts, with as much code again
-    others = [column for column in COLUMNS if not texts & column.keys() and column["feature"] != "dense"]
-    some = make_description(FEATURES, [*others[half::2], {"feature": "dense"}], **SHAPES)
+    some = make_description(FEATURES, [column for column in COLUMNS if not texts & column.keys()], **SHAPES)
     kinds = (("a", "uint16", 3), ("b", "float32", 50), ("c", dtype, 16))
     a, b, c = (Activation(name, kind, (-1, width)) for name, kind, width in kinds)
 
@@ -119,7 +115,7 @@ def test_columns_in_parallel_on_avx2() -> None:
     np.testing.assert_allclose(code(raw, 150), reference_inputs(small, raw)["x"], rtol=1e-5, atol=1e-6)
 
 
-def test_ends_that_fall_or_pass_the_room_are_empty_texts(compiled: CompiledColumns, part: FeatureDescription) -> None:
+def test_ends_that_fall_or_pass_the_room_are_empty_texts(compiled: CompiledColumns, whole: FeatureDescription) -> None:
     """The kernel's own check; `Strings.checked` refuses them before."""
     raw = raw_features(5, 4)
     arrays = {
@@ -131,7 +127,7 @@ def test_ends_that_fall_or_pass_the_room_are_empty_texts(compiled: CompiledColum
     out = compiled.run([arrays[name] for name in compiled.names], 4)
     for feature, row in (("s", 1), ("s", 2), ("kept", 3)):
         raw[feature][row] = b""
-    np.testing.assert_allclose(out, reference_inputs(part, raw)["x"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(out, reference_inputs(whole, raw)["x"], rtol=1e-5, atol=1e-6)
 
 
 def test_nothing_is_read_outside_of_texts_numbers_and_tables(compiled: CompiledColumns) -> None:
