@@ -10,6 +10,7 @@ from contextlib import closing, nullcontext, suppress
 
 from veltair.errors import InvariantError
 from veltair.scheduler import events
+from veltair.scheduler.policies.by_name import make_policy
 from veltair.server.engine.arrivals import Arrivals
 from veltair.server.engine.decisions import Decisions
 from veltair.server.engine.engine_status import collect_status
@@ -71,32 +72,31 @@ class Engine:
         self._front_events = select.EPOLLIN
         shared = configure.lanes, configure.artifacts, configure.sandbox, configure.load_share
         load = m.LoadModels(configure.tenants, self._cores, configure.slots, *shared)
-        target = self._workers + configure.spare_workers
-        how = largest_cell(artifacts), configure.hung_block_ns, forks
-        self._supervisor = WorkerSupervisor(self._poll, target, pool, load, *how, front.send)
+        how = pool, load, largest_cell(artifacts), configure.hung_block_ns, forks, front.send
+        self._supervisor = WorkerSupervisor(self._poll, self._workers + configure.spare_workers, *how)
         self._lanes = FrontLanes(self._poll, configure.lanes, configure.capacity, configure.slots)
         self._queries = InFlightQueries(front, self._lanes, self._specs, self._supervisor)
         self._arrivals = Arrivals(self._specs)
         deciding = Decisions(self._scheduler, self._queries.carry_out, self._log)
         self._decide, self._timings = deciding.decide, deciding.timings
-        lent = None if configure.event_log else configure.lanes  # a log has every query, as the scheduler decides it
-        known = self._specs, self._arrivals, self._lanes, self._supervisor, self._queries
-        self._lone = LoneQueries(lent, *known, self._decide)
+        lends = make_policy(configure.policy).starts_unasked and not self._log  # which has every query
+        known = self._specs, self._arrivals, self._lanes, self._supervisor, self._queries, self._decide
+        self._lone = LoneQueries(configure.lanes if lends else None, *known)
         edge_timing = EdgeTiming(os.getppid(), self._specs, self._lanes.work, self._arrivals.taken)
-        watchdog = BlockWatchdog(configure.hung_block_ns)
         served = ServedModels(self._specs, self._scheduler, self._arrivals, self._queries, self._decide)
         self._changes = ModelChanges(served, self._supervisor, opened, front.send)
+        watchdog = BlockWatchdog(configure.hung_block_ns)
         self._upkeep = Upkeep(self._supervisor, self._queries, self._changes, watchdog, counters, edge_timing)
 
     def run(self) -> None:
         """Serve until the front sends Shutdown or is gone."""
         if self._home is not None:
             os.sched_setaffinity(0, (self._home,))
-        with closing(self._log) if self._log else nullcontext(), closing(self._supervisor):
+        log = closing(self._log) if self._log else nullcontext()
+        with log, closing(self._supervisor), suppress(ChannelClosedError):  # the front is gone, and every client with it
             self._supervisor.start_missing(time.monotonic_ns())
-            with suppress(ChannelClosedError):  # the front is gone, and every client with it
-                while not self._stopping:
-                    self._poll_once()
+            while not self._stopping:
+                self._poll_once()
 
     def _poll_once(self) -> None:
         front, supervisor = self._front, self._supervisor
@@ -221,8 +221,7 @@ class Engine:
             self._lone.worker_died(worker)
             self._reap(worker)
 
-    def _answer_bell(self) -> None:
-        # An end that is written meanwhile rings again.
+    def _answer_bell(self) -> None:  # an end that is written meanwhile rings again
         if (end := self._lone.hear()) is not None:
             self._end_block(self._queries.batch(end.query).worker, end)
         for worker in [batch.worker for batch in self._queries.batches()]:
@@ -246,6 +245,7 @@ class Engine:
 
     def _mark_dead(self, worker: WorkerProcess) -> None:
         """Before anything else, so that the scheduler does not start another query on it."""
+        self._lone.worker_dies(worker)
         self._supervisor.mark_dead(worker)
         self._workers_changed()
 

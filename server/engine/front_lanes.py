@@ -87,7 +87,7 @@ class FrontLanes:
         return divmod(place, self._slots)
 
     def tell_all(self) -> None:
-        """A worker has died, which may have told of an end and not woken the thread."""
+        """Have all threads look for what there is to read."""
         self._told.update(range(len(self._lanes)))
 
     def wake_fronts(self) -> None:

@@ -40,7 +40,7 @@ from veltair.types import LayerBlock
 
 LEND_AFTER = 4  # queries, one after the other
 LONG_NS = 100_000_000  # what has been claimed for so long is to be watched
-MOST_NS, MOST_SHARE = 4_000_000, 0.1  # of execution, and of the least target: what comes meanwhile waits so long
+TERM_NS = 10_000_000_000
 
 
 class _State(Enum):
@@ -93,6 +93,7 @@ class LoneQueries:
         self._alone = 0  # queries since the last one that met another
         self._worker: WorkerProcess | None = None
         self._state, self._term = _State.OWN, 0
+        self._lent_ns = 0  # since when
         self._unwanted = False  # what was called is to be taken back
         self._taken_over = 0  # the query
         self._known: deque[int] = deque(maxlen=64)  # those that were taken over last
@@ -110,14 +111,11 @@ class LoneQueries:
         key = query.message.tenant, query.message.batch
         cores = block.core_changes[-1].cores if block.core_changes else block.cores
         late = any(change.layer > block.start for change in block.core_changes)
-        if late or block.elapsed_ns > self._most_ns() or len(block.versions) > MOST_LAYERS:
+        if late or len(block.versions) > MOST_LAYERS:
             self._orders.pop(key, None)
         elif key in self._orders or len(self._orders) < MOST_ORDERS:
             order = StandingOrder(*key, block.versions, cores)
             self._orders[key] = LoneOrder(order, block.level, start.block.predicted_ns)
-
-    def _most_ns(self) -> float:
-        return min([MOST_NS, *(MOST_SHARE * spec.qos_ns for spec in self._tenants.values())])
 
     def forget(self) -> None:
         """Models come and go: nothing that was learnt holds any more."""
@@ -227,20 +225,26 @@ class LoneQueries:
         return self._standing.running(self._term) if self._standing and self._state is _State.LENT else None
 
     def look(self, now_ns: int, *, wanted: bool) -> None:
-        """Take the worker back where it is `wanted`, or runs a query for long, which is watched only then."""
+        """Take the worker back where it is `wanted`, where it runs a query for long, which is watched only then, and
+        from time to time, so that the scheduler sees how such queries fare."""
         claim = self._running()
         if wanted or (claim is not None and now_ns - claim.caller.taken_ns > LONG_NS):
             self.take_back()
+        elif self._state is _State.LENT and now_ns - self._lent_ns > TERM_NS:
+            self._alone = 0
+            self.take_back()
+
+    def worker_dies(self, worker: WorkerProcess) -> None:
+        """The process is gone, or soon will be. What it runs becomes the engine's, which ends it then."""
+        if worker is self._worker and self._state is _State.LENT:
+            self._take_back_lent()
 
     def worker_died(self, worker: WorkerProcess) -> None:
-        """The process is gone: a query that it ran becomes the engine's, which ends it."""
-        if worker is not self._worker or self._standing is None:
-            return
-        self._lanes.tell_all()
-        if self._state is _State.LENT:
-            self._take_back_lent()
-        self._standing.close(self._term)
-        self._state, self._worker = _State.OWN, None
+        """The process is gone."""
+        self._lanes.tell_all()  # it may have told of an end, and not have woken the thread
+        if worker is self._worker and self._standing is not None:
+            self._standing.close(self._term)
+            self._state, self._worker = _State.OWN, None
 
     def _open(self, standing: StandingOrders) -> None:
         if self._unwanted:
@@ -249,6 +253,7 @@ class LoneQueries:
         else:
             standing.write([each.order for each in self._lent.values()])
             standing.open(self._term)
+            self._lent_ns = time.monotonic_ns()
             self._state = _State.LENT
 
     def _return(self) -> None:

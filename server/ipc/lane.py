@@ -126,11 +126,15 @@ class Lane:
 
     # The front's side, as the I/O threads do it
 
-    def submit(self, message: InferQuery | AbortQuery) -> None:
+    def submit(self, message: InferQuery | AbortQuery | QueryRan) -> None:
         tail = self._words[_QUERY_TAIL]
         offset = self._queries + (tail & self._records - 1) * _QUERY.size
         if isinstance(message, AbortQuery):
             _QUERY.pack_into(self._memory, offset, message.query, _ABORT, *[0] * 12)
+        elif isinstance(message, QueryRan):
+            query, tenant, slot, batch, arrival_ns, left, *stamps = message
+            where = query, _RAN, tenant, slot, batch
+            _QUERY.pack_into(self._memory, offset, *where, arrival_ns, 0, 0, 0, left, 0, *stamps)
         else:
             _QUERY.pack_into(
                 self._memory,

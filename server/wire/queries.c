@@ -357,7 +357,7 @@ void queries_end(io_thread *thread) {
 static void abandon(query *q) {
   io_thread *thread = q->asker->connection->thread;
   leave_asker(q);
-  if (q->aborted || q->stands) return; /* which would have ended before the engine reads that */
+  if (q->aborted) return;
   q->aborted = true;
   const lane_query record = {.query = q->id, .kind = LANE_ABORT};
   if (lane_push(&thread->link->lanes[thread->index], &record)) notify(thread->link);

@@ -97,8 +97,8 @@ class Long:
 
 
 @contextmanager
-def serving(artifacts: Path, folder: Path, hung_block_s: float) -> Iterator[tuple[Daemon, Any]]:
-    text = configuration(artifacts, "mlp", "spin", model_control=True, hung_block_s=hung_block_s)
+def serving(artifacts: Path, folder: Path, **server: Any) -> Iterator[tuple[Daemon, Any]]:
+    text = configuration(artifacts, "mlp", "spin", model_control=True, **server)
     with running(folder, text) as daemon, triton_grpc.InferenceServerClient(daemon.grpc) as client:
         yield daemon, client
 
@@ -115,22 +115,24 @@ def watched(artifacts: Path, tmp_path: Path) -> Iterator[tuple[Daemon, Any]]:
         yield served
 
 
-def whole(daemon: Daemon, client: Any) -> None:
-    """Nothing is held, all workers are there, and both models answer right, one by one and at once."""
-    until("no query to be held", lambda: daemon.metric("veltair_queries_held") == 0)
-    until("all workers", lambda: daemon.metric("veltair_workers", state="idle") >= 2)
+def whole(daemon: Daemon, client: Any, workers: int = 2) -> None:
+    """Nothing is held, all workers are there, and both models answer right, one by one. What was cancelled would run
+    for longer than it may take."""
+    until("no query to be held", lambda: daemon.metric("veltair_queries_held") == 0, seconds=8)
+    until("all workers", lambda: daemon.metric("veltair_workers", state="idle") >= workers)
     for turns in range(10):
         ask_mlp(client)
         assert client.infer("spin", spin(triton_grpc, turns, 3)).as_numpy("state").tolist() == [spin_state(turns, 3)]
 
 
-def test_a_claim_that_takes_long_delays_nobody(lone: tuple[Daemon, Any]) -> None:
+def test_the_scheduler_learns_of_a_claim_when_another_query_comes(lone: tuple[Daemon, Any]) -> None:
     daemon, client = lone
-    long = Long(daemon, client)
-    for _ in range(20):
-        ask_mlp(client)
-    assert not long.ends
+    long, ends = Long(daemon, client), list[Any]()
+    client.async_infer("mlp", [tensor(triton_grpc, "x", X, "FP32")], lambda result, error: ends.append(error or result))
+    until("it to run for all to see", lambda: daemon.metric("veltair_queries_running", tenant="spin") == 1)
     long.call.cancel()
+    until("the other's answer", lambda: bool(ends), seconds=8)
+    np.testing.assert_allclose(ends[0].as_numpy("y"), mlp_outputs(X), rtol=1e-4, atol=1e-4)
     whole(daemon, client)
 
 
@@ -148,18 +150,20 @@ def test_a_claim_whose_deadline_passes_is_refused_and_stops(lone: tuple[Daemon, 
     whole(daemon, client)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_worker_that_dies_or_hangs_over_a_claim_costs_that_claim(
-    number: signal.Signals, watched: tuple[Daemon, Any]
+    number: signal.Signals, workers: int, artifacts: Path, tmp_path: Path
 ) -> None:
-    daemon, client = watched
-    long = Long(daemon, client)
-    busy = max(processes(daemon)["worker"], key=lambda each: sum(each.cpu_times()[:2]))
-    busy.send_signal(number)
-    error = long.end()
-    assert isinstance(error, InferenceServerException)
-    assert "worker" in str(error)
-    whole(daemon, client)
+    with serving(artifacts, tmp_path, hung_block_s=1.0, workers=workers, spare_workers=0) as (daemon, client):
+        long = Long(daemon, client)
+        busy = max(processes(daemon)["worker"], key=lambda each: sum(each.cpu_times()[:2]))
+        busy.send_signal(number)
+        error = long.end()
+        assert isinstance(error, InferenceServerException)
+        assert "worker" in str(error)
+        until("ready", lambda: daemon.status() == 200)
+        whole(daemon, client, workers)
 
 
 def test_a_lent_worker_that_dies_is_replaced(watched: tuple[Daemon, Any]) -> None:
