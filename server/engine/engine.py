@@ -92,16 +92,16 @@ class Engine:
         """Serve until the front sends Shutdown or is gone."""
         if self._home is not None:
             os.sched_setaffinity(0, (self._home,))
-        log = closing(self._log) if self._log else nullcontext()
-        with log, closing(self._supervisor), suppress(ChannelClosedError):  # the front is gone, and every client with it
+        log, front_is_gone = closing(self._log) if self._log else nullcontext(), suppress(ChannelClosedError)
+        with log, closing(self._supervisor), front_is_gone:
             self._supervisor.start_missing(time.monotonic_ns())
             while not self._stopping:
                 self._poll_once()
 
     def _poll_once(self) -> None:
         front, supervisor = self._front, self._supervisor
-        waits = not self._arrivals or self._lone.called
-        ready = self._poll.poll(self._upkeep.wait_s(time.monotonic_ns()) if waits else 0)
+        at_once = self._arrivals and not self._lone.called
+        ready = self._poll.poll(0 if at_once else self._upkeep.wait_s(time.monotonic_ns()))
         begin_ns = time.monotonic_ns()
         if len(ready) > 1:
             ready.sort(key=self._urgency)
@@ -198,9 +198,7 @@ class Engine:
         if (arrival := self._arrivals.remove(query)) is not None:  # the scheduler does not know it yet
             self._queries.add(arrival.message, time.monotonic_ns(), arrival.lane)
             self._queries.cancel(query)
-        elif self._lone.runs(query) and not self._lone.take_back():
-            return
-        elif self._queries.cancel(query):
+        elif self._lone.now_known(query) and self._queries.cancel(query):
             self._decide(events.QueryCancelled(time.monotonic_ns(), query))
 
     # Workers

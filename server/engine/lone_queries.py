@@ -216,10 +216,12 @@ class LoneQueries:
         self._queries.fail_claimed(message, lane, reason)
         return True
 
-    def runs(self, query: int) -> bool:
-        """Whether an I/O thread has claimed it, and it has not ended."""
+    def now_known(self, query: int) -> bool:
+        """Returns whether the engine knows the query, which becomes the engine's where an I/O thread has claimed it."""
         claim = self._running()
-        return claim is not None and claim.caller.query == query
+        if claim is not None and claim.caller.query == query:
+            self._take_back_lent()
+        return self._queries.has(query)
 
     def _running(self) -> Claim | None:
         return self._standing.running(self._term) if self._standing and self._state is _State.LENT else None

@@ -151,7 +151,9 @@ class StandingOrders:
         """Sleep until a query is claimed or the term has ended. Returns the number of the I/O thread that has claimed
         one, -1 at the end, and None when there was neither after that time or a signal."""
         state = self._functions.wait_for_claim(self.address, term, patience_ns)
-        if state >> _TERM != term or state & _WHAT == OPEN:
+        if state >> _TERM != term:  # not opened yet, or there has been another since
+            return None if (term - (state >> _TERM)) % _TERMS < _TERMS // 2 else -1
+        if state & _WHAT == OPEN:
             return None
         return int(state & _WHAT) - CLAIMED if state & _WHAT >= CLAIMED else -1
 

@@ -87,11 +87,18 @@ EXPORT void close_orders(uint8_t *memory, uint32_t term) {
 
 EXPORT uint32_t orders_state(uint8_t *memory) { return atomic_load(state_of(memory)); }
 
-/* The worker: returns the state once it is a claim or the end of the term, or after `patience_ns` or a signal. */
+/* Whether a term has begun after this one. */
+static bool is_over(uint32_t state, uint32_t term) {
+  const uint32_t ahead = ((state >> TERM) - term) << TERM >> TERM;
+  return ahead && ahead < 1u << (31 - TERM);
+}
+
+/* The worker: returns the state once it is a claim, the end of the term or a later one, or after `patience_ns` or a
+ * signal. */
 EXPORT uint32_t wait_for_claim(uint8_t *memory, uint32_t term, int64_t patience_ns) {
   _Atomic uint32_t *const state = state_of(memory);
   const uint32_t found = atomic_load(state);
-  if (found >> TERM == term && what(found) != STANDING_OPEN) return found;
+  if (is_over(found, term) || (found >> TERM == term && what(found) != STANDING_OPEN)) return found;
   const struct timespec patience = {patience_ns / SECOND, patience_ns % SECOND};
   syscall(SYS_futex, state, FUTEX_WAIT, found, &patience, NULL, 0);
   return atomic_load(state);

@@ -24,7 +24,7 @@ from veltair.server.ipc.standing_orders import (
     term_after,
 )
 
-LANES, PLACES = 3, 8
+LANES, PLACES, TERMS = 3, 8, 1 << 24
 PATIENCE_NS = 1_000_000_000
 ORDERS = [StandingOrder(tenant, samples, (tenant, samples), (0, 9)) for tenant in (0, 3) for samples in (1, 2)]
 
@@ -53,7 +53,8 @@ class TermMachine(RuleBasedStateMachine):
         super().__init__()
         self.standing = shared()
         self.standing.write(ORDERS)
-        self.term, self.opened, self.withdrawn = 1, False, False
+        self.term, self.opened, self.withdrawn = TERMS - 3, False, False  # it begins again with 0
+        self.standing.close(self.term - 1)
         self.runs: int | None = None  # the thread that has claimed
         self.query = 0
 
@@ -113,6 +114,9 @@ class TermMachine(RuleBasedStateMachine):
         running = self.standing.running(self.term)
         assert (running is None) == (self.runs is None)
         assert self.standing.wait(self.term, patience_ns=0) == self.runs  # None: it goes on waiting
+        assert self.standing.wait(term_after(self.term), patience_ns=0) is None  # its worker may be early
+        if self.opened:  # one of a term before has missed its end
+            assert self.standing.wait((self.term - 1) % TERMS, patience_ns=PATIENCE_NS) == -1
 
 
 TestTerms = TermMachine.TestCase
