@@ -14,6 +14,7 @@ from veltair.scheduler.events import (
     Event,
     QueryArrived,
     QueryCancelled,
+    QueryRuns,
     TenantAdded,
     TenantRemoved,
     WorkersChanged,
@@ -27,13 +28,21 @@ def find_contradiction(state: SchedulerState, event: Event) -> str | None:
     return _CHECKS[type(event)](state, event)
 
 
-def _arrived(state: SchedulerState, event: QueryArrived) -> str | None:
+def _arrived(state: SchedulerState, event: QueryArrived | QueryRuns) -> str | None:
     query = event.query
     if query.id in state.waiting or query.id in state.in_flight or query.id in state.leader_of:
         return f"query {query.id} arrived twice"
     if query.tenant not in state.tenants:
         return f"query {query.id} is of an unknown tenant, {query.tenant!r}"
     return None
+
+
+def _runs(state: SchedulerState, event: QueryRuns) -> str | None:
+    if state.waiting or state.in_flight or not state.workers:
+        return f"query {event.query.id} cannot run already: others are in flight, or there is no worker"
+    if event.block.query != event.query.id or event.block.start != 0:
+        return f"query {event.query.id} cannot begin with {event.block}"
+    return _arrived(state, event)
 
 
 def _finished(state: SchedulerState, event: BlockFinished) -> str | None:
@@ -96,6 +105,7 @@ def _removed(state: SchedulerState, event: TenantRemoved) -> str | None:
 
 _CHECKS: dict[type[Event], Callable[[SchedulerState, Any], str | None]] = {
     QueryArrived: _arrived,
+    QueryRuns: _runs,
     BlockFinished: _finished,
     BlockGrown: _grown,
     BlockFailed: _failed,

@@ -21,6 +21,21 @@ class QueryArrived(Record, frozen=True):
     query: Query
 
 
+class QueryRuns(Record, frozen=True):
+    """A query runs already, in one block, as the scheduler has started one like it: by a standing order, given while no
+    query was in flight. The `StartBlock` that follows says what it has; nobody carries it out.
+
+    >>> block = LayerBlock(query=7, start=0, stop=2, versions=(0, 1), cores=4, predicted_ns=120_000)
+    >>> QueryRuns(1_000_000, Query(7, "vision", arrival_ns=990_000), block, level=1.0).block.cores
+    4
+    """
+
+    time_ns: int
+    query: Query
+    block: LayerBlock
+    level: float  # interference level that the versions were picked for
+
+
 class BlockFinished(Record, frozen=True):
     """A block ended. `stop` is the layer reached; it is before the block's stop only after StopBlock or CancelQuery.
 
@@ -134,6 +149,7 @@ class TenantRemoved(Record, frozen=True):
 
 Event: TypeAlias = (
     QueryArrived
+    | QueryRuns
     | BlockFinished
     | BlockFailed
     | BlockGrown

@@ -10,6 +10,7 @@ from veltair.errors import ConfigError, InvariantError
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.admission import Admission
 from veltair.scheduler.core_pool import CorePool
+from veltair.scheduler.costs.level_grid import nearest_level
 from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
 from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.event_validation import find_contradiction
@@ -26,6 +27,7 @@ from veltair.scheduler.events import (
     GrowBlock,
     QueryArrived,
     QueryCancelled,
+    QueryRuns,
     RejectQuery,
     StartBlock,
     StopBlock,
@@ -115,14 +117,12 @@ class Scheduler:
     def handle(self, event: Event) -> list[Decision]:
         """Takes one event and returns what to do, in this order.
 
-        Time never runs backwards: an event stamped before its predecessor counts as simultaneous with it. An event
-        that cannot be (an unknown query, a block that does not run, one that ends early unasked, …) raises
-        InvariantError and changes nothing, the clock included.
+        Time never runs backwards: an event stamped before its predecessor counts as simultaneous with it. One that
+        cannot be (an unknown query, a block that does not run, …) raises InvariantError and changes nothing.
 
-        A cancelled query that waits, for its first block or between two, is dropped without a decision, and so is
-        one of a batch that others wait for. One that runs alone gets CancelQuery, and ends with the BlockFinished or
-        BlockFailed that follows. After a BlockFinished before the block's stop, which follows a StopBlock, the query
-        goes on from there.
+        A cancelled query that waits, for its first block or between two, is dropped without a decision, and so is one
+        of a batch that others wait for. One that runs alone gets CancelQuery, and ends with the BlockFinished or
+        BlockFailed that follows. After a StopBlock and a BlockFinished before the block's stop, it goes on from there.
         """
         contradiction = find_contradiction(self.state, event)
         if contradiction is not None:
@@ -134,10 +134,11 @@ class Scheduler:
         match event:
             case BlockFinished():
                 self._finish_block(event, decisions)
-            case QueryArrived():
+            case QueryArrived() | QueryRuns():
                 self._admit(event, decisions)
-            case BlockGrown():
-                self._take_up_cores(event)
+            case BlockGrown(query=query, layer=layer, core_set=core_set):
+                self.state.running_blocks[query].take_up(layer, len(core_set), self._now_ns)
+                self._totals.blocks_grown += 1
             case QueryCancelled():
                 self._cancel(event, decisions)
             case BlockFailed():
@@ -190,13 +191,16 @@ class Scheduler:
 
     # Events
 
-    def _admit(self, event: QueryArrived, decisions: list[Decision]) -> None:
+    def _admit(self, event: QueryArrived | QueryRuns, decisions: list[Decision]) -> None:
         admitted = self._admission.admit(event.query)
         if isinstance(admitted, RejectQuery):
             decisions.append(admitted)
         else:
             self.state.admit(admitted, self._now_ns)
-            self._policy.query_arrived(admitted, self._now_ns)
+            if isinstance(event, QueryRuns):
+                decisions.append(self._start(Start(admitted, event.block, nearest_level(self.state.grid, event.level))))
+            else:
+                self._policy.query_arrived(admitted, self._now_ns)
 
     def _finish_block(self, event: BlockFinished, decisions: list[Decision]) -> None:
         state = self.state
@@ -208,10 +212,6 @@ class Scheduler:
         if active.state is _ENDED:
             self._tell_ended(active)
             decisions += [FinishQuery(each.query.id) for each in active.live_queries]
-
-    def _take_up_cores(self, event: BlockGrown) -> None:
-        self.state.running_blocks[event.query].take_up(event.layer, len(event.core_set), self._now_ns)
-        self._totals.blocks_grown += 1
 
     def _cancel(self, event: QueryCancelled, decisions: list[Decision]) -> None:
         state = self.state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.running_block import RunningBlock
@@ -29,6 +30,10 @@ class Policy(ABC):
                     return None
                 return Start(head, head.next_block(SOLO, head.costs.layers, state.free), SOLO)
     """
+
+    # Whether queries that meet no other may start without a question (`QueryRuns`), as others like them did: not where
+    # it counts arrivals, or keeps something of every query from its arrival on.
+    starts_unasked: ClassVar[bool] = False
 
     @abstractmethod
     def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:

@@ -49,6 +49,8 @@ class BlockPolicy(Policy):
                 return Start(active, active.next_block(SOLO, active.next_layer + 1, cores=1), SOLO)
     """
 
+    starts_unasked = True
+
     def __init__(self, order: ServingOrder) -> None:
         self._order = order
 

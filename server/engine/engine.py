@@ -10,17 +10,20 @@ from contextlib import closing, nullcontext, suppress
 
 from veltair.errors import InvariantError
 from veltair.scheduler import events
+from veltair.scheduler.policies.by_name import make_policy
 from veltair.server.engine.arrivals import Arrivals
-from veltair.server.engine.block_watchdog import BlockWatchdog
-from veltair.server.engine.engine_status import Timings, collect_status
+from veltair.server.engine.decisions import Decisions
+from veltair.server.engine.engine_status import collect_status
 from veltair.server.engine.event_log import open_event_log, scheduler_settings
 from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.in_flight_batch import InFlightBatch
 from veltair.server.engine.in_flight_queries import InFlightQueries
+from veltair.server.engine.lone_queries import LoneQueries
 from veltair.server.engine.machine_limits import default_workers, home_core, largest_cell, limit_machine
 from veltair.server.engine.models.model_changes import ModelChanges
 from veltair.server.engine.models.served_models import ServedModels
 from veltair.server.engine.models.tenants import tenants_and_profiles
+from veltair.server.engine.sampling.block_watchdog import BlockWatchdog
 from veltair.server.engine.sampling.counter_sampling import CounterSampling
 from veltair.server.engine.sampling.edge_timing import EdgeTiming
 from veltair.server.engine.upkeep import Upkeep
@@ -64,37 +67,41 @@ class Engine:
         self._log = open_event_log(configure, settings, tenants, profiles)
         self._front = front
         self._ready = self._stopping = False
-        self._timings = Timings()
         self._poll = select.epoll()
         self._poll.register(front.fileno(), select.EPOLLIN)
         self._front_events = select.EPOLLIN
         shared = configure.lanes, configure.artifacts, configure.sandbox, configure.load_share
         load = m.LoadModels(configure.tenants, self._cores, configure.slots, *shared)
-        target = self._workers + configure.spare_workers
-        how = largest_cell(artifacts), configure.hung_block_ns, forks
-        self._supervisor = WorkerSupervisor(self._poll, target, pool, load, *how, front.send)
+        how = pool, load, largest_cell(artifacts), configure.hung_block_ns, forks, front.send
+        self._supervisor = WorkerSupervisor(self._poll, self._workers + configure.spare_workers, *how)
         self._lanes = FrontLanes(self._poll, configure.lanes, configure.capacity, configure.slots)
         self._queries = InFlightQueries(front, self._lanes, self._specs, self._supervisor)
         self._arrivals = Arrivals(self._specs)
+        deciding = Decisions(self._scheduler, self._queries.carry_out, self._log)
+        self._decide, self._timings = deciding.decide, deciding.timings
+        lends = make_policy(configure.policy).starts_unasked and not self._log  # which has every query
+        known = self._specs, self._arrivals, self._lanes, self._supervisor, self._queries, self._decide
+        self._lone = LoneQueries(configure.lanes if lends else None, *known)
         edge_timing = EdgeTiming(os.getppid(), self._specs, self._lanes.work, self._arrivals.taken)
-        watchdog = BlockWatchdog(configure.hung_block_ns)
         served = ServedModels(self._specs, self._scheduler, self._arrivals, self._queries, self._decide)
         self._changes = ModelChanges(served, self._supervisor, opened, front.send)
+        watchdog = BlockWatchdog(configure.hung_block_ns)
         self._upkeep = Upkeep(self._supervisor, self._queries, self._changes, watchdog, counters, edge_timing)
 
     def run(self) -> None:
         """Serve until the front sends Shutdown or is gone."""
         if self._home is not None:
             os.sched_setaffinity(0, (self._home,))
-        with closing(self._log) if self._log else nullcontext(), closing(self._supervisor):
+        log, front_is_gone = closing(self._log) if self._log else nullcontext(), suppress(ChannelClosedError)
+        with log, closing(self._supervisor), front_is_gone:
             self._supervisor.start_missing(time.monotonic_ns())
-            with suppress(ChannelClosedError):  # the front is gone, and every client with it
-                while not self._stopping:
-                    self._poll_once()
+            while not self._stopping:
+                self._poll_once()
 
     def _poll_once(self) -> None:
         front, supervisor = self._front, self._supervisor
-        ready = self._poll.poll(0 if self._arrivals else self._upkeep.wait_s(time.monotonic_ns()))
+        at_once = self._arrivals and not self._lone.called
+        ready = self._poll.poll(0 if at_once else self._upkeep.wait_s(time.monotonic_ns()))
         begin_ns = time.monotonic_ns()
         if len(ready) > 1:
             ready.sort(key=self._urgency)
@@ -111,16 +118,20 @@ class Engine:
                 front.flush()
                 self._read_front()
             self._lanes.wake_fronts()
-        self._decide_arrivals(begin_ns)
+        if self._arrivals and self._lone.take_back():
+            self._decide_arrivals(begin_ns)
         now_ns = time.monotonic_ns()
         if workers_did_something or self._upkeep.is_due(now_ns):
             self._keep_up(now_ns)
+        if not (self._arrivals or self._queries.batches() or self._changes.under_way):
+            self._lone.lend()
         wanted = select.EPOLLIN | (select.EPOLLOUT if front.backlog else 0)
         if wanted != self._front_events:
             self._front_events = wanted
             self._poll.modify(front.fileno(), wanted)
 
     def _keep_up(self, now_ns: int) -> None:
+        self._lone.look(now_ns, wanted=self._changes.under_way)
         for sampled in self._upkeep.do(now_ns):
             self._decide(sampled)
         if not self._ready and self._supervisor.failed_starts >= FAILED_STARTS:
@@ -147,9 +158,11 @@ class Engine:
                 case m.AbortQuery(query=query):
                     self._abort(query)
                 case m.LoadModel() | m.UnloadModel() as change:
+                    self._lone.forget()
                     self._changes.begin(change, self._front.take_descriptors())
                 case m.GetStatus(since=since):
                     self._answer_bell()  # who asks may have answers that workers told it of before their bell rang
+                    self._read_lanes()
                     here = self._arrivals, self._queries, self._supervisor, self._timings, self._specs
                     self._front.send(collect_status(self._scheduler.stats(), *here, since))
                 case m.Shutdown():
@@ -185,7 +198,7 @@ class Engine:
         if (arrival := self._arrivals.remove(query)) is not None:  # the scheduler does not know it yet
             self._queries.add(arrival.message, time.monotonic_ns(), arrival.lane)
             self._queries.cancel(query)
-        elif self._queries.cancel(query):
+        elif self._lone.now_known(query) and self._queries.cancel(query):
             self._decide(events.QueryCancelled(time.monotonic_ns(), query))
 
     # Workers
@@ -202,29 +215,44 @@ class Engine:
                 self._supervisor.kill_disconnected(worker)
                 self._mark_dead(worker)
         if exited:
-            self._take_end(worker)  # it may have finished its block before it died
+            self._answer_bell()  # it may have finished its block before it died
+            self._lone.worker_died(worker)
             self._reap(worker)
 
-    def _answer_bell(self) -> None:
-        # An end that is written meanwhile rings again.
+    def _answer_bell(self) -> None:  # an end that is written meanwhile rings again
+        if (end := self._lone.hear()) is not None:
+            self._end_block(self._queries.batch(end.query).worker, end)
         for worker in [batch.worker for batch in self._queries.batches()]:
-            self._take_end(worker)
+            if (end := worker.cell.take_end()) is not None:
+                self._end_block(worker, end)
 
-    def _take_end(self, worker: WorkerProcess) -> None:
-        if (end := worker.cell.take_end()) is None:
-            return
+    def _end_block(self, worker: WorkerProcess, end: BlockEnd) -> None:
         if end.reported and worker.alive:  # a dead worker's messages have been read
             self._read_worker(worker, exited=False)
-        self._block_ended(end)
+        batch = self._queries.batch(end.query)
+        if batch.idle_since_ns:
+            self._timings.count_gap(end.begin_ns - batch.idle_since_ns)
+        batch.complete_block(end)
+        if batch.fully_cancelled:
+            self._queries.complete(batch, "cancelled")
+        batch.idle_since_ns = end.end_ns
+        elapsed_ns = end.end_ns - end.begin_ns
+        self._decide(events.BlockFinished(time.monotonic_ns(), end.query, end.stop, elapsed_ns))
+        if not batch.running:
+            batch.idle_since_ns = 0
 
     def _mark_dead(self, worker: WorkerProcess) -> None:
         """Before anything else, so that the scheduler does not start another query on it."""
+        self._lone.worker_dies(worker)
         self._supervisor.mark_dead(worker)
         self._workers_changed()
 
     def _handle_worker_message(self, worker: WorkerProcess, message: m.FromWorker) -> None:
         match message:
             case m.KernelFailed(query=query, reason=reason):
+                if self._lone.fail(message, KERNEL_FAILED):
+                    logger.error("query %d: %s", query, one_line(reason))
+                    return
                 batch = self._queries.batch(query)
                 logger.error("%s: %s", batch.description, one_line(reason))
                 self._fail(batch, "failed", KERNEL_FAILED)
@@ -242,19 +270,6 @@ class Engine:
                 logger.error("worker %d: %s", worker.pid, reason)
                 if not self._ready:
                     self._give_up(message)
-
-    def _block_ended(self, end: BlockEnd) -> None:
-        batch = self._queries.batch(end.query)
-        if batch.idle_since_ns:
-            self._timings.count_gap(end.begin_ns - batch.idle_since_ns)
-        batch.complete_block(end)
-        if batch.fully_cancelled:
-            self._queries.complete(batch, "cancelled")
-        batch.idle_since_ns = end.end_ns
-        elapsed_ns = end.end_ns - end.begin_ns
-        self._decide(events.BlockFinished(time.monotonic_ns(), end.query, end.stop, elapsed_ns))
-        if not batch.running:
-            batch.idle_since_ns = 0
 
     def _reap(self, worker: WorkerProcess) -> None:
         ending = self._supervisor.reap(worker, time.monotonic_ns())
@@ -278,17 +293,6 @@ class Engine:
     def _give_up(self, failure: m.StartFailed) -> None:
         self._front.send(failure)
         self._stopping = True
-
-    # The scheduler
-
-    def _decide(self, event: events.Event) -> None:
-        begin_ns = time.monotonic_ns()
-        decisions = self._scheduler.handle(event)
-        self._timings.count_event(time.monotonic_ns() - begin_ns)
-        for decision in decisions:
-            self._queries.carry_out(decision)
-        if self._log:
-            self._log.write(event, decisions)
 
     def _fail(self, batch: InFlightBatch, outcome: m.Outcome, reason: str) -> None:
         self._queries.complete(batch, outcome, reason)

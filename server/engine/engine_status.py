@@ -79,7 +79,7 @@ def collect_status(
         worker_deaths=supervisor.deaths,
         tenants={name: each.status(waiting[name], running[name]) for name, each in queries.counters.items()},
         running=tuple(batch.block_status(batch.order) for batch in queries.batches() if batch.order),
-        workers=tuple(WorkerStatus(w.pid, w.state, w.query, w.started_ns) for w in supervisor.all),
+        workers=tuple(WorkerStatus(w.pid, w.shown_state, w.query, w.started_ns) for w in supervisor.all),
         blocks=blocks,
         cursor=cursor,
         sandbox=supervisor.sandbox,

@@ -6,13 +6,13 @@ import mmap
 import os
 import select
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from veltair.server.engine.pending_query import PendingQuery
 from veltair.server.ipc.admission_gates import AdmissionGates
 from veltair.server.ipc.done_queries import Caller, pack_callers
-from veltair.server.ipc.lane import Lane, lane_bytes
+from veltair.server.ipc.lane import Lane, QueryRan, lane_bytes
 from veltair.server.ipc.lane_descriptors import LaneDescriptors
 from veltair.server.ipc.messages import AbortQuery, InferQuery, QueryEnded
 
@@ -33,6 +33,7 @@ class FrontLanes:
         """Registers the bell in `poll`. The descriptors are inherited from the front. `slots`: of each tenant."""
         self._slots = slots
         self._told: set[int] = set()  # lanes whose threads are to be woken
+        self.ran: Callable[[QueryRan], None] = lambda ran: None  # hears of what ran by standing orders
         self._lanes: list[Lane] = []
         self.bell = -1  # readable when a lane has messages
         if descriptors is not None:
@@ -46,7 +47,10 @@ class FrontLanes:
         """All messages that are there, with their lanes. What comes meanwhile rings the bell again."""
         for index, lane in enumerate(self._lanes):
             for message in lane.take():
-                yield index, message
+                if isinstance(message, QueryRan):
+                    self.ran(message)
+                else:
+                    yield index, message
 
     def callers(self, queries: Sequence[PendingQuery]) -> bytes:
         """Who waits for these queries, for their worker to tell (`DoneQueries`); nobody where one came as a message."""
@@ -77,6 +81,14 @@ class FrontLanes:
     def work(self, tenant: int) -> int:
         """What the I/O threads have done for the tenant's number, in requests; for those that they refused too."""
         return self._gates.work(tenant) if self._lanes else 0
+
+    def tenant_and_slot(self, place: int) -> tuple[int, int]:
+        """Of a caller's place."""
+        return divmod(place, self._slots)
+
+    def tell_all(self) -> None:
+        """Have all threads look for what there is to read."""
+        self._told.update(range(len(self._lanes)))
 
     def wake_fronts(self) -> None:
         """Wake the threads that have something to read."""

@@ -30,6 +30,7 @@ class InFlightBatch:
     callers: bytes = b""  # for whom the worker tells of the end; none: the engine does
     members: Members = field(init=False)
     order: StartBlock | None = None  # the block in execution
+    started: StartBlock | None = None  # its last block
     ordered_ns: int = 0  # when
     core_changes: list[CoreChange] = field(default_factory=list)  # of the block in execution
     blocks: list[BlockRecord] = field(default_factory=list)
@@ -83,7 +84,7 @@ class InFlightBatch:
         """Have the worker run it."""
         block, first = order.block, self.queries[0].message
         tenant = bucket_number(first.tenant, first.bucket)
-        self.order, self.ordered_ns = order, time.monotonic_ns()
+        self.order, self.started, self.ordered_ns = order, order, time.monotonic_ns()
         begin_ns = self.blocks[0].begin_ns if self.blocks else 0
         self.worker.order(
             Order(
@@ -98,6 +99,11 @@ class InFlightBatch:
                 execute_ns=self.execute_ns,
             )
         )
+
+    def take_over_block(self, order: StartBlock) -> None:
+        """The worker runs it already, for an I/O thread that has claimed it."""
+        self.order, self.ordered_ns = order, self.queries[0].taken_ns
+        self.worker.cell.take_over(order.core_set)
 
     def complete_block(self, end: BlockEnd) -> None:
         """Record the block in execution, which has ended. Raises InvariantError when there is none."""

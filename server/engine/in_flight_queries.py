@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from veltair.errors import InvariantError
 from veltair.profiles.artifact.dynamic_dimension import bucket_name
@@ -13,6 +13,7 @@ from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.in_flight_batch import InFlightBatch
 from veltair.server.engine.pending_query import PendingQuery
 from veltair.server.engine.tenant_counters import TenantCounters
+from veltair.server.engine.worker_process import WorkerProcess
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
 from veltair.server.ipc.channel import Channel
@@ -44,6 +45,8 @@ class InFlightQueries:
         self._front, self._lanes, self._tenants, self._supervisor = front, lanes, tenants, supervisor
         self._queries: dict[int, PendingQuery] = {}  # by id
         self._batches: dict[int, InFlightBatch] = {}  # by id, which is that of its first query
+        self._claimed: dict[int, WorkerProcess] = {}  # what runs already, by the query that the scheduler is to start
+        self.on_done: Callable[[InFlightBatch], None] = lambda batch: None  # hears of batches that ran to their end
         self.counters: dict[str, TenantCounters] = {}  # by name; those of a tenant that is gone stay
         for spec in tenants.values():
             self.count(spec)
@@ -65,6 +68,10 @@ class InFlightQueries:
         """The batch with the id of this query. Raises KeyError when there is none."""
         return self._batches[query]
 
+    def has_batch(self, query: int) -> bool:
+        """Whether a batch with the id of this query runs."""
+        return query in self._batches
+
     def batches(self) -> Collection[InFlightBatch]:
         return self._batches.values()
 
@@ -81,6 +88,16 @@ class InFlightQueries:
             message.batch,
             message.priority_level,
         )
+
+    def take_over(self, query: int, worker: WorkerProcess) -> None:
+        """The worker runs this query already, which the scheduler will start."""
+        self._supervisor.hold(worker, query)
+        self._claimed[query] = worker
+
+    def fail_claimed(self, message: m.InferQuery, lane: int, reason: str) -> None:
+        """A query of an I/O thread has failed that the scheduler has not been told of."""
+        self.add(message, time.monotonic_ns(), lane)
+        self._end(self._queries[message.query], "failed", reason)
 
     def cancel(self, query_id: int) -> bool:
         """Returns whether the scheduler must know: not so if the query has ended or is cancelled already."""
@@ -122,21 +139,25 @@ class InFlightQueries:
         counters.measured_ns += batch.measured_ns
         if outcome == "done":
             counters.count_execution(batch.version, batch.members.samples, batch.execute_ns)
+            self.on_done(batch)
         for query in batch.queries:
             self._end(query, "cancelled" if query.cancelled else outcome, reason)
 
     def _start_block(self, order: StartBlock) -> None:
         block = order.block
-        batch = self._batches.get(block.query)
+        batch, claimed = self._batches.get(block.query), self._claimed.pop(block.query, None)
         if batch is None:
-            worker = self._supervisor.acquire(block.query)
+            worker = claimed or self._supervisor.acquire(block.query)
             if worker is None:
                 raise InvariantError(f"query {block.query} is to start, but no worker is idle")
             queries = [self._queries[query] for query in (block.query, *order.members)]
             batch = InFlightBatch(queries, worker, self._lanes.callers(queries))
             self._batches[block.query] = batch
             self.counters[batch.tenant].batches[len(batch.queries)] += 1
-        batch.start_block(order)
+        if claimed is None:
+            batch.start_block(order)
+        else:
+            batch.take_over_block(order)
 
     def _end_as_decided(self, query_id: int, outcome: m.Outcome, reason: str = "") -> None:
         """End a query, or its whole batch with the first of its queries that the scheduler names."""

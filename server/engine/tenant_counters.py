@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from veltair.server.engine.pending_query import PendingQuery
+from veltair.server.ipc.lane import QueryRan
 from veltair.server.ipc.messages import QueryEnded
-from veltair.server.ipc.status_records import Executions, TenantStatus
+from veltair.server.ipc.status_records import BlockRecord, Executions, TenantStatus
 
 MOST_BLOCK_VERSIONS = 1024  # kept apart before they are summed up
 
@@ -53,16 +55,33 @@ class TenantCounters:
                 self.within_qos += ended.stamps.ended_ns - query.message.arrival_ns <= self.qos_ns
                 self.queue_ns += ended.stamps.begin_ns - query.message.arrival_ns
                 self.execute_ns += ended.execute_ns
-                for block in query.blocks:
-                    self.block_versions[block.versions] += 1
-                if len(self.block_versions) > MOST_BLOCK_VERSIONS:
-                    self._sum_versions()
+                self._count_blocks(query.blocks)
             case "rejected":
                 self.rejected += 1
             case "cancelled":
                 self.cancelled += 1
             case "failed" | "worker_died":
                 self.failed += 1
+
+    def count_ran(self, version: str, ran: QueryRan, block: BlockRecord) -> None:
+        """Count a query that has run by a standing order, in one block."""
+        self.arrived += 1
+        self.batches[1] += 1
+        self.count_execution(version, ran.batch, block.elapsed_ns)
+        if ran.left:
+            self.cancelled += 1
+            return
+        self.done += 1
+        self.within_qos += ran.ended_ns - ran.arrival_ns <= self.qos_ns
+        self.queue_ns += ran.begin_ns - ran.arrival_ns
+        self.execute_ns += block.elapsed_ns
+        self._count_blocks([block])
+
+    def _count_blocks(self, blocks: Sequence[BlockRecord]) -> None:
+        for block in blocks:
+            self.block_versions[block.versions] += 1
+        if len(self.block_versions) > MOST_BLOCK_VERSIONS:
+            self._sum_versions()
 
     def _sum_versions(self) -> None:
         for versions, blocks in self.block_versions.items():

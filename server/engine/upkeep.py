@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from veltair.scheduler.events import Event
-from veltair.server.engine.block_watchdog import BlockWatchdog
 from veltair.server.engine.in_flight_queries import InFlightQueries
 from veltair.server.engine.models.model_changes import ModelChanges
+from veltair.server.engine.sampling.block_watchdog import BlockWatchdog
 from veltair.server.engine.sampling.counter_sampling import CounterSampling
 from veltair.server.engine.sampling.edge_timing import EdgeTiming
 from veltair.server.engine.worker_supervisor import WorkerSupervisor

@@ -36,13 +36,13 @@ class WorkerSetup:
     def passed(self) -> list[int]:
         """Descriptors that a worker gets, except for that of its cell."""
         lanes = self.load.lanes
-        of_lanes = () if lanes is None else (lanes.done, *lanes.wakes)
+        of_lanes = () if lanes is None else (lanes.done, lanes.standing, *lanes.wakes)
         return [self.bell, self.tensors, *of_lanes, *chain.from_iterable(self.load.artifacts.values())]
 
 
 class WorkerProcess:
-    """A child that is `starting` until it has loaded every model, then `idle`, `busy` with one query, or `changing`
-    one of its models.
+    """A child that is `starting` until it has loaded every model, then `idle`, `busy` with one query, `attending` to
+    what I/O threads order, or `changing` one of its models.
 
     ::
 
@@ -69,7 +69,7 @@ class WorkerProcess:
             finally:
                 os.close(fd)
             undo.pop_all()
-        self.state: Literal["starting", "idle", "busy", "changing"] = "starting"
+        self.state: Literal["starting", "idle", "busy", "attending", "changing"] = "starting"
         self.holds = {spec.number for spec in setup.load.tenants}  # models
         self.change: ModelChange | None = None  # the last one
         self.query: int | None = None
@@ -78,10 +78,20 @@ class WorkerProcess:
         self._main_core = -1  # where its main thread is pinned, if known
         self.started_ns = time.monotonic_ns()
 
+    @property
+    def shown_state(self) -> Literal["starting", "idle", "busy", "changing"]:
+        """Its state for people: one that attends is idle, for all that the engine knows."""
+        return "idle" if self.state == "attending" else self.state
+
     def order(self, order: Order) -> None:
         """Have it run a block. Nothing happens when it has just died: its pidfd reports that next."""
         self.pin_main_thread(order.cores)
         self.cell.publish_order(order)
+
+    def attend(self, term: int, cores: CoreSet) -> None:
+        """Have it run what I/O threads order, mostly on these cores; the order has ended once it does."""
+        self.pin_main_thread(cores)
+        self.cell.attend(term)
 
     def change_models(self, change: ModelChange, descriptors: Sequence[int]) -> None:
         """Have it load a model, whose artifact the descriptors are, or let go of one; its answer is a message."""

@@ -67,7 +67,7 @@ class WorkerSupervisor:
         self.failure = ""  # of the last start that failed, in words
         self._next_look_ns = 0
         self._loading: dict[WorkerProcess, Standstill] = {}
-        self._stopped_ns: dict[WorkerProcess, int] = {}  # of idle workers, since when
+        self._stopped_ns: dict[WorkerProcess, int] = {}  # of workers that wait, since when
 
     @property
     def all(self) -> list[WorkerProcess]:
@@ -75,8 +75,8 @@ class WorkerSupervisor:
 
     @property
     def loaded(self) -> int:
-        """Number of live workers that take queries, or have one."""
-        return sum(worker.alive and worker.state in ("idle", "busy") for worker in self.all)
+        """Number of live workers that take queries, or have one, or may get one from an I/O thread."""
+        return sum(worker.alive and worker.state in ("idle", "busy", "attending") for worker in self.all)
 
     @property
     def complete(self) -> bool:
@@ -131,7 +131,7 @@ class WorkerSupervisor:
         return max(0.0, (min(due_ns) - now_ns) / 1e9) if due_ns else None
 
     def _kill_hung(self, now_ns: int) -> None:
-        """Workers that load models and stand still, and idle ones that somebody has stopped."""
+        """Workers that load models and stand still, and those that wait and somebody has stopped."""
         if now_ns < self._next_look_ns:
             return
         self._next_look_ns = now_ns + LOOK_NS
@@ -140,7 +140,8 @@ class WorkerSupervisor:
         for worker, standstill in self._loading.items():
             if standstill.lasted_ns(now_ns) > self._hung_ns:
                 self.kill_hung(worker, "loading models")
-        stopped = [worker for worker in self._idle if is_stopped(worker.pid)]
+        attending = [worker for worker in self.all if worker.state == "attending"]
+        stopped = [worker for worker in (*self._idle, *attending) if is_stopped(worker.pid)]
         self._stopped_ns = {worker: self._stopped_ns.get(worker, now_ns) for worker in stopped}
         for worker, since_ns in self._stopped_ns.items():
             if now_ns - since_ns > self._hung_ns:
@@ -162,8 +163,20 @@ class WorkerSupervisor:
         worker.state, worker.query = "busy", query
         return worker
 
+    def hold(self, worker: WorkerProcess, query: int) -> None:
+        """The worker, which attends, holds this query."""
+        worker.state, worker.query = "busy", query
+
+    def lend(self) -> WorkerProcess | None:
+        """An idle worker, which attends to what I/O threads order from here on; None when none is idle."""
+        if not self._idle:
+            return None
+        worker = self._idle.pop()
+        worker.state = "attending"
+        return worker
+
     def release(self, worker: WorkerProcess) -> None:
-        """The worker holds no query any more."""
+        """The worker holds no query any more, and attends to nobody."""
         worker.state, worker.query = "idle", None
         if worker.alive:
             self._idle.append(worker)

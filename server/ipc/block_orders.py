@@ -98,6 +98,17 @@ class BlockKey(NamedTuple):
     versions: tuple[int, ...]
 
 
+def pack_key(key: BlockKey) -> bytes:
+    """The key as an order has it.
+
+    >>> key = BlockKey(tenant=0, start=4, slot=3, samples=1, versions=(0, 2))
+    >>> unpack_key(pack_key(key)) == key
+    True
+    """
+    head = _KEY.pack(key.tenant, key.start, key.slot, key.samples)
+    return head + pack(f"<{len(key.versions)}I", *key.versions)
+
+
 def unpack_key(packed: bytes) -> BlockKey:
     """The key of an order, whose bytes serve as it is where it is only compared."""
     tenant, start, slot, samples = _KEY.unpack_from(packed)

@@ -94,10 +94,7 @@ class DoneQueries:
             When they were told.
         """
         told_ns: int = self._functions.report_done(
-            self.address,
-            self._lanes,
-            self._places,
-            array_address(self._wakes),
+            *self.memory,
             callers,
             count,
             begin_ns,
@@ -105,6 +102,11 @@ class DoneQueries:
             end_ns,
         )
         return told_ns
+
+    @property
+    def memory(self) -> tuple[int, int, int, int]:
+        """For native code: address, I/O threads, slots in all, and the address of the descriptors that wake each."""
+        return self.address, self._lanes, self._places, array_address(self._wakes)
 
     def take(self, lane: int) -> np.ndarray[Any, np.dtype[np.void]]:
         """The front's end, as the I/O threads do it: the queries that are done, oldest first, as records `DONE`."""

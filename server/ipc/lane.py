@@ -1,8 +1,8 @@
 """`Lane`: two rings of records in memory that one I/O thread of the front shares with the engine.
 
 The engine's end of `server/wire/lane.c`. A ring has one writer and one reader; it never overruns, since a slot has one
-query at a time, and a query three records at most. Words of 8 bytes, each in a cache line pair of its own: the heads
-and tails of both rings; then the records.
+query at a time, a query three records at most, and a thread orders nothing by itself while it is half full. Words of 8
+bytes, each in a cache line pair of its own: the heads and tails of both rings; then the records.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from veltair.errors import RefusalReason
 from veltair.server.ipc.messages import AbortQuery, InferQuery, Outcome, QueryEnded
@@ -21,10 +22,11 @@ OUTCOMES: tuple[Outcome, ...] = ("done", "rejected", "cancelled", "failed", "wor
 _LINE_WORDS = 16
 _QUERY_HEAD, _QUERY_TAIL, _END_HEAD, _END_TAIL = range(0, 4 * _LINE_WORDS, _LINE_WORDS)
 _HEAD_BYTES = 8 * 4 * _LINE_WORDS
-_QUERY = struct.Struct("<Qiiiiqqii16x")  # id, kind, tenant, slot, batch, arrival, deadline, priority level, traced
+# id, kind, tenant, slot, batch, arrival, deadline, priority level, traced, left, unused, begin, end, ended
+_QUERY = struct.Struct("<Q4i2q4i3q")
 _END = struct.Struct("<QiiHHIq4q192s")  # id, tenant, slot, outcome, refusal, reason's bytes, execute, stamps, reason
 _REASON_BYTES = 192
-_INFER, _ABORT = 0, 1
+_INFER, _ABORT, _RAN = range(3)
 _REFUSALS = tuple(RefusalReason)
 _OUTCOME_CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 
@@ -33,9 +35,9 @@ def ring_records(slots: int) -> int:
     """Records of each ring for this many queries at once: a power of two.
 
     >>> ring_records(256)
-    1024
+    2048
     """
-    return 1 << max(4 * slots - 1, 1).bit_length()
+    return 1 << max(8 * slots - 1, 1).bit_length()
 
 
 def lane_bytes(records: int) -> int:
@@ -47,6 +49,20 @@ def create_lanes(lanes: int, records: int) -> int:
     fd = os.memfd_create("veltair-lanes", os.MFD_CLOEXEC)
     os.truncate(fd, lanes * lane_bytes(records))
     return fd
+
+
+class QueryRan(NamedTuple):
+    """A query has run by a standing order, and has been answered: `QueryRan(7, 0, 3, 1, 100, False, 110, 130, 140)`."""
+
+    query: int
+    tenant: int  # TenantSpec.number
+    slot: int
+    batch: int
+    arrival_ns: int
+    left: bool  # nobody waited for it any more
+    begin_ns: int
+    end_ns: int
+    ended_ns: int  # when the front was told
 
 
 class Lane:
@@ -71,17 +87,19 @@ class Lane:
 
     # The engine's side
 
-    def take(self) -> Iterator[InferQuery | AbortQuery]:
+    def take(self) -> Iterator[InferQuery | AbortQuery | QueryRan]:
         """The messages from the front that are there now."""
         words, mask = self._words, self._records - 1
         head, tail = words[_QUERY_HEAD], words[_QUERY_TAIL]
         for at in range(head, tail):
             offset = self._queries + (at & mask) * _QUERY.size
-            query, kind, tenant, slot, batch, *how = _QUERY.unpack_from(self._memory, offset)
+            query, kind, tenant, slot, batch, arrival_ns, *how = _QUERY.unpack_from(self._memory, offset)
             words[_QUERY_HEAD] = at + 1
+            deadline_ns, level, traced, left, _, *stamps = how
             if kind == _INFER:
-                arrival_ns, deadline_ns, level, traced = how
                 yield InferQuery(query, tenant, slot, batch, arrival_ns, deadline_ns or None, bool(traced), level)
+            elif kind == _RAN:
+                yield QueryRan(query, tenant, slot, batch, arrival_ns, bool(left), *stamps)
             else:
                 yield AbortQuery(query)
 
@@ -108,11 +126,15 @@ class Lane:
 
     # The front's side, as the I/O threads do it
 
-    def submit(self, message: InferQuery | AbortQuery) -> None:
+    def submit(self, message: InferQuery | AbortQuery | QueryRan) -> None:
         tail = self._words[_QUERY_TAIL]
         offset = self._queries + (tail & self._records - 1) * _QUERY.size
         if isinstance(message, AbortQuery):
-            _QUERY.pack_into(self._memory, offset, message.query, _ABORT, 0, 0, 0, 0, 0, 0, 0)
+            _QUERY.pack_into(self._memory, offset, message.query, _ABORT, *[0] * 12)
+        elif isinstance(message, QueryRan):
+            query, tenant, slot, batch, arrival_ns, left, *stamps = message
+            where = query, _RAN, tenant, slot, batch
+            _QUERY.pack_into(self._memory, offset, *where, arrival_ns, 0, 0, 0, left, 0, *stamps)
         else:
             _QUERY.pack_into(
                 self._memory,
@@ -126,6 +148,7 @@ class Lane:
                 message.deadline_ns or 0,
                 message.priority_level,
                 message.traced,
+                *[0] * 5,
             )
         self._words[_QUERY_TAIL] = tail + 1
 

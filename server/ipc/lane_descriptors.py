@@ -21,6 +21,7 @@ class LaneDescriptors(msgspec.Struct, frozen=True):
     done: int  # memory by which workers tell of done queries (`ipc/done_queries.py`)
     places: int  # of slots, in all
     gates: int = -1  # memory by which the engine refuses in advance (`ipc/admission_gates.py`)
+    standing: int = -1  # memory by which threads order of a worker themselves (`ipc/standing_orders.py`)
 
     def as_passed(self, passed: Mapping[int, int]) -> LaneDescriptors:
         """The descriptors with the numbers that they have in the process which got them; -1 for those that it did not
@@ -30,6 +31,6 @@ class LaneDescriptors(msgspec.Struct, frozen=True):
         >>> own.as_passed({9: 3, 10: 4}).done
         4
         """
-        lanes, bell, done, gates = (passed.get(each, -1) for each in (self.lanes, self.bell, self.done, self.gates))
-        wakes = tuple(passed[wake] for wake in self.wakes)
-        return LaneDescriptors(lanes, self.records, bell, wakes, done, self.places, gates)
+        names = ("lanes", "bell", "done", "gates", "standing")
+        here = {name: passed.get(getattr(self, name), -1) for name in names}
+        return msgspec.structs.replace(self, wakes=tuple(passed[wake] for wake in self.wakes), **here)

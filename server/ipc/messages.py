@@ -280,6 +280,7 @@ class KernelFailed(Message, frozen=True):
 
     query: int
     reason: str
+    claimed_by: tuple[int, int] | None = None  # by a standing order: I/O thread and place (`done_queries.Caller`)
 
 
 class CoresChanged(Message, frozen=True):

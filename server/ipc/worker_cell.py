@@ -20,7 +20,8 @@ so a reader that finds it even and unchanged has read one state; a block stops w
 from 1 on. The engine writes the next one only when it knows that the last has ended, so nothing else guards it and
 the end: `worker_cell.c` publishes each by its number and wakes who waits for it, the worker in a futex wait on
 `ordered`, the engine by an eventfd that all its workers share, the bell. A block that failed has no end here, but a
-message, `KernelFailed`; so has an order of query 0, which has the worker read its channel.
+message, `KernelFailed`; so has an order of query 0, which has the worker read its channel. The order ATTEND has it run
+what I/O threads order (`standing_orders`); it has ended as soon as the worker does.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from veltair.server.ipc.done_queries import CALLER_BYTES
 from veltair.types import CoreSet
 
 MAX_CORES = 1024
+ATTEND = 0xFFFF_FFFF_FFFF_FFFF  # in place of a query: the number of queries is then that of the term
 _SEQUENCE, _CANCELLED, _PROGRESS = 0, 1, 8  # words of 8 bytes
 _DONE, _ORDERED = 32, 112  # words of 4 bytes
 _END_AT, _END = 136, Struct("<QIIQQQ")
@@ -122,13 +124,23 @@ class WorkerCell:
         )
         rest = versions + members.packed + callers
         page[_VERSIONS_AT : _VERSIONS_AT + len(rest)] = rest
-        page[_CORES_ORDERED] = _pack_cores(order.cores)
+        page[_CORES_ORDERED] = pack_cores(order.cores)
         self._publish()
 
     def call(self) -> None:
         """Wake the worker to read its channel; its last block has ended, and its answer is a message."""
         _HEAD.pack_into(self._page, _ORDER_AT, 0, 0, 0, 0, 0, 0)
         self._publish()
+
+    def attend(self, term: int) -> None:
+        """Wake the worker to run what I/O threads order in this term; its last block has ended."""
+        _HEAD.pack_into(self._page, _ORDER_AT, ATTEND, term, 0, 0, 0, 0)
+        self._publish()
+
+    def take_over(self, cores: CoreSet) -> None:
+        """What the worker runs has been claimed, and is from here on as if it had been ordered on these cores."""
+        self._page[_CORES_ORDERED] = pack_cores(cores)
+        self._write(cores, 0)
 
     def _publish(self) -> None:
         self._ordered = (self._ordered + 1) & 0xFFFF_FFFF
@@ -146,7 +158,7 @@ class WorkerCell:
         words = self._words
         self._cores, self._cancelled = cores, cancelled
         words[_SEQUENCE] += 1
-        self._page[_CORES] = _pack_cores(cores)
+        self._page[_CORES] = pack_cores(cores)
         words[_CANCELLED] = cancelled
         words[_SEQUENCE] += 1
 
@@ -171,6 +183,11 @@ class WorkerCell:
         query, _, layers, *_ = _HEAD.unpack_from(self._page, _ORDER_AT)
         return query, self._page[_KEY_AT : _VERSIONS_AT + VERSION_BYTES * layers]
 
+    def read_term(self) -> int:
+        """Of an order to attend."""
+        _, term, *_ = _HEAD.unpack_from(self._page, _ORDER_AT)
+        return int(term)
+
     def read_members(self) -> bytes:
         """The queries of the last order (`unpack_members`)."""
         _, queries, layers, *_ = _HEAD.unpack_from(self._page, _ORDER_AT)
@@ -185,7 +202,7 @@ class WorkerCell:
 
     def read_ordered_cores(self) -> CoreSet:
         """The core set at the time of the last order."""
-        return _unpack_cores(self._page[_CORES_ORDERED])
+        return unpack_cores(self._page[_CORES_ORDERED])
 
     def publish_end(self, end: BlockEnd, bell: int) -> None:
         """Tell the engine that the block has ended. `bell`: the descriptor of its eventfd."""
@@ -208,7 +225,7 @@ class WorkerCell:
             mask = self._page[_CORES]
             cancelled = self._words[_CANCELLED]
             if sequence % 2 == 0 and self._words[_SEQUENCE] == sequence:
-                return sequence, _unpack_cores(mask), cancelled
+                return sequence, unpack_cores(mask), cancelled
 
     @property
     def progress(self) -> int:
@@ -236,12 +253,12 @@ def _pack_versions(versions: tuple[int, ...]) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _pack_cores(cores: CoreSet) -> bytes:
+def pack_cores(cores: CoreSet) -> bytes:
     return sum(1 << core for core in cores).to_bytes(MAX_CORES // 8, "little")
 
 
 @lru_cache(maxsize=4096)
-def _unpack_cores(packed: bytes) -> CoreSet:
+def unpack_cores(packed: bytes) -> CoreSet:
     mask, cores = int.from_bytes(packed, "little"), []
     while mask:
         low = mask & -mask

@@ -16,6 +16,7 @@ from veltair.server.ipc.admission_gates import create_admission_gates, gates_byt
 from veltair.server.ipc.done_queries import DoneQueries, create_done_queries
 from veltair.server.ipc.lane import create_lanes, lane_bytes, ring_records
 from veltair.server.ipc.lane_descriptors import LaneDescriptors
+from veltair.server.ipc.standing_orders import StandingOrders, create_standing_orders
 from veltair.server.ipc.tenant_share import SharedSlots, TenantShare
 from veltair.server.ipc.tensor_pool import TensorPool
 from veltair.server.wire import native
@@ -49,15 +50,18 @@ class EngineLink:
             done = own(create_done_queries(threads.count, places))
             gates = own(create_admission_gates(capacity))
             self._gates = mmap.mmap(gates, gates_bytes(capacity))
+            standing = own(create_standing_orders(threads.count))
+            self._standing = StandingOrders(standing, threads.count)
             bell = own(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
             wakes = tuple(threads.wake_descriptors)
-            self.descriptors = LaneDescriptors(lanes, records, bell, wakes, done, places, gates)
+            self.descriptors = LaneDescriptors(lanes, records, bell, wakes, done, places, gates, standing)
             self._done = DoneQueries(self.descriptors)
             self._handle = self._native.wire_link(
                 threads.handle,
                 ctypes.addressof(ctypes.c_char.from_buffer(self._memory)),
                 records,
                 self._done.address,
+                self._standing.address,
                 ctypes.addressof(ctypes.c_char.from_buffer(self._gates)),
                 bell,
                 capacity,
@@ -71,7 +75,7 @@ class EngineLink:
     def passed(self) -> Sequence[int]:
         """Descriptors that the engine process gets."""
         own = self.descriptors
-        return (own.lanes, own.done, own.gates, own.bell, *own.wakes)
+        return (own.lanes, own.done, own.gates, own.standing, own.bell, *own.wakes)
 
     def open(self, tenant: int, share: TenantShare) -> None:
         """Queries of this tenant may come. Its region is in the pool."""
@@ -111,6 +115,7 @@ class EngineLink:
         os.close(self.descriptors.lanes)
         os.close(self.descriptors.done)
         os.close(self.descriptors.gates)
+        os.close(self.descriptors.standing)
         os.close(self.descriptors.bell)
 
     @property

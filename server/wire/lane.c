@@ -32,6 +32,8 @@ bool lane_push(lane *to, const lane_query *record) {
   return true;
 }
 
+uint64_t lane_unread(const lane *from) { return *from->query_tail - load(from->query_head); }
+
 uint64_t lane_ends(const lane *from) { return load(from->end_tail); }
 
 bool lane_pop(lane *from, uint64_t ends, lane_end *record) {

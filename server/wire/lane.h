@@ -2,7 +2,7 @@
  * and the reference of the layout.
  *
  * Each ring has one writer and one reader, and records of fixed size. A ring never overruns: a slot has one query at a
- * time, and a query three records at most.
+ * time, a query three records at most, and a thread orders nothing by itself while it is half full.
  */
 #ifndef VELTAIR_LANE_H
 #define VELTAIR_LANE_H
@@ -10,14 +10,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { LANE_INFER, LANE_ABORT };
+enum { LANE_INFER, LANE_ABORT, LANE_RAN /* by a standing order; it has ended */ };
 
 typedef struct {
   uint64_t query;
   int32_t kind, tenant, slot, batch;
   int64_t arrival_ns, deadline_ns; /* CLOCK_MONOTONIC; a deadline of 0: none */
-  int32_t priority_level, traced, unused[4];
-} lane_query; /* 64 bytes: front to engine */
+  int32_t priority_level, traced, left, unused; /* nobody waited any more for what ran */
+  int64_t begin_ns, end_ns, ended_ns; /* of what ran: stages.EngineStamps */
+} lane_query; /* 80 bytes: front to engine */
 
 enum { LANE_REASON = 192 };
 typedef struct {
@@ -43,6 +44,7 @@ lane lane_at(void *memory, uint64_t records);
 uint64_t lane_bytes(uint64_t records);
 
 bool lane_push(lane *to, const lane_query *record); /* false: full */
+uint64_t lane_unread(const lane *from);             /* records that the engine has not read */
 uint64_t lane_ends(const lane *from);               /* how many were ever put in */
 bool lane_pop(lane *from, uint64_t ends, lane_end *record); /* false: that many were taken */
 

@@ -159,7 +159,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result, arguments
     "wire_forward_to": (ctypes.c_int, _POINTER, ctypes.c_char_p, _SIZE),
     "wire_use_tls": (ctypes.c_int, _POINTER, *[ctypes.c_char_p] * 4),
     "wire_open": (None, _POINTER, ctypes.c_int),
-    "wire_link": (_POINTER, *[_POINTER] * 2, _U64, *[_POINTER] * 2, ctypes.c_int, _I32, _I32),
+    "wire_link": (_POINTER, *[_POINTER] * 2, _U64, *[_POINTER] * 3, ctypes.c_int, _I32, _I32),
     "wire_open_tenant": (None, _POINTER, _I32, _POINTER, _U64, _POINTER),
     "wire_close_tenant": (None, _POINTER, _I32),
     "wire_keep_slots": (None, _POINTER, _POINTER),

@@ -126,6 +126,26 @@ static void notify(const engine_link *link) {
   if (write(link->bell, &one, sizeof one) < 0) return; /* it is full: the engine is awake */
 }
 
+/* Has the worker run it at once where the engine allows that. */
+static bool order(io_thread *thread, const query *q) {
+  const engine_link *link = thread->link;
+  const lane *to = &link->lanes[thread->index];
+  if (q->trace.sampled || lane_unread(to) > to->records / 2) return false;
+  const caller of = {.query = q->id, .taken_ns = q->submitted_ns, .lane = (uint32_t)thread->index,
+                     .place = (uint32_t)(q->plan->tenant * link->slots + q->slot)};
+  return standing_orders_claim(link->standing, link->done.lanes, &of, q->plan->tenant, q->plan->batch, (uint32_t)q->slot);
+}
+
+/* The engine reads it when it wakes for something else; it has other things to do than to hear of each by itself. */
+static void report_ran(io_thread *thread, const query *q, const lane_end *end) {
+  lane *to = &thread->link->lanes[thread->index];
+  const lane_query record = {.query = q->id, .kind = LANE_RAN, .tenant = q->plan->tenant, .slot = q->slot,
+                             .batch = q->plan->batch, .arrival_ns = q->arrival_ns, .left = !q->asker,
+                             .begin_ns = end->begin_ns, .end_ns = end->end_ns, .ended_ns = end->ended_ns};
+  lane_push(to, &record); /* there was room for half of all records when it began, and it is the only one */
+  if (lane_unread(to) > to->records / 4) notify(thread->link);
+}
+
 static bool submit(asker *from, plan *plan, const request *request, int32_t slot, int64_t deadline_ns) {
   io_thread *thread = from->connection->thread;
   engine_link *link = thread->link;
@@ -140,7 +160,8 @@ static bool submit(asker *from, plan *plan, const request *request, int32_t slot
   const lane_query record = {.query = q->id, .kind = LANE_INFER, .tenant = plan->tenant, .slot = slot,
                              .batch = plan->batch, .arrival_ns = q->arrival_ns, .deadline_ns = deadline_ns,
                              .priority_level = plan->priority_level, .traced = q->trace.sampled};
-  if (!lane_push(&link->lanes[thread->index], &record)) {
+  q->stands = order(thread, q);
+  if (!q->stands && !lane_push(&link->lanes[thread->index], &record)) {
     free(q);
     return false;
   }
@@ -150,7 +171,7 @@ static bool submit(asker *from, plan *plan, const request *request, int32_t slot
   link->held[plan->tenant * link->slots + slot] = q;
   if (deadline_ns && deadline_ns < thread->next_deadline_ns) thread->next_deadline_ns = deadline_ns;
   from->query = q;
-  notify(link);
+  if (!q->stands) notify(link);
   return true;
 }
 
@@ -296,6 +317,7 @@ static void end_query(io_thread *thread, const lane_end *end) {
   *place = NULL;
   unlink_query(thread, q);
   asker *waiting = q->asker;
+  if (q->stands && end->outcome == DONE) report_ran(thread, q, end);
   leave_asker(q); /* it may ask again while it is answered */
   if (waiting) answer(waiting, q, end);
   slots_give_back(link->free, end->tenant, end->slot);

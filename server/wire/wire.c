@@ -107,12 +107,12 @@ EXPORT void wire_open(wire *of, int open) { atomic_store(&of->open, open); }
 /* The engine process, from its start on. `lanes`: one for each thread, one behind the other. `done`: of all slots.
  * `tenants`: their numbers are below this; `gates` has one for each of their levels, and none is
  * open. */
-EXPORT engine_link *wire_link(wire *of, void *lanes, uint64_t records, uint8_t *done,
+EXPORT engine_link *wire_link(wire *of, void *lanes, uint64_t records, uint8_t *done, uint8_t *standing,
                               gate *gates, int bell, int32_t tenants, int32_t slots) {
   engine_link *new = calloc(1, sizeof *new + (size_t)tenants * (sizeof *new->region + sizeof *new->slot_bytes));
   if (!new) return NULL;
   uint8_t **const regions = (uint8_t **)(void *)(new + 1);
-  *new = (engine_link){.gates = gates, .tenants = tenants, .slots = slots, .bell = bell,
+  *new = (engine_link){.gates = gates, .standing = standing, .tenants = tenants, .slots = slots, .bell = bell,
                        .done = {done, (uint32_t)of->threads, (uint32_t)tenants * (uint32_t)slots},
                        .region = regions, .slot_bytes = (uint64_t *)(void *)(regions + tenants)};
   atomic_init(&new->references, 1);

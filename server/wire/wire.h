@@ -9,7 +9,7 @@
  *   python_calls.c    calls of gRPC that Python handles: events to it, commands from it
  *   budgets.c         what clients may use up before anything is decided about their queries
  *   traces.c          the contexts of traced queries
- *   plans.c, slots.c, lane.c, done_queries.c, buffer.c, tls.c
+ *   plans.c, slots.c, lane.c, done_queries.c, standing_orders.c, buffer.c, tls.c
  */
 #ifndef VELTAIR_WIRE_H
 #define VELTAIR_WIRE_H
@@ -29,6 +29,7 @@
 #include "lane.h"
 #include "plans.h"
 #include "slots.h"
+#include "standing_orders.h"
 #include "tls.h"
 #include "traces.h"
 
@@ -43,6 +44,7 @@ typedef struct {
   uint64_t *slot_bytes; /* likewise; both are behind this struct */
   lane lanes[MOST_THREADS];
   done_queries done;
+  uint8_t *standing; /* standing_orders.h */
   gate *gates; /* by tenant * PRIORITY_LEVELS + priority level - 1 */
   int bell; /* wakes the engine */
   slot_table *free;
@@ -79,6 +81,7 @@ typedef struct query {
   int64_t submitted_ns;
   int64_t queue_ns, compute_ns;    /* once it is done: from its arrival to its first block, and in blocks */
   trace_context trace;
+  bool stands;                     /* it runs by a standing order; the engine has not been told of it */
   bool aborted;                    /* the engine has been told */
   uint32_t id_bytes;
   uint8_t request_id[]; /* request.id */

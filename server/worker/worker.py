@@ -31,7 +31,9 @@ from veltair.server.ipc.messages import (
 )
 from veltair.server.ipc.open_artifacts import as_passed
 from veltair.server.ipc.process_setup import die_with_parent, log_to_stderr, logs_json
-from veltair.server.ipc.worker_cell import WorkerCell
+from veltair.server.ipc.standing_orders import StandingOrders
+from veltair.server.ipc.worker_cell import ATTEND, WorkerCell
+from veltair.server.worker.lent_worker import LentWorker
 from veltair.server.worker.sandbox import confine
 from veltair.server.worker.worker_models import WorkerModels
 
@@ -80,14 +82,16 @@ class Worker:
         models: WorkerModels,
         threads: PinnedThreads,
         done: DoneQueries | None = None,
+        standing: StandingOrders | None = None,
     ) -> None:
         """`channel` blocks. `bell`: a descriptor. `threads` run the kernels, pinned to the cores that `cell` holds.
-        `done`: where I/O threads of the front wait for queries."""
+        `done`: where I/O threads of the front wait for queries; `standing`: where they order some themselves."""
         from veltair.profiles.runtime.block_runner import Watch
 
         self._channel = channel
         self._cell = cell
         self._bell, self._done = bell, done
+        self._lent = done and standing and LentWorker(channel, cell, bell, standing, done, self)
         self._pool = models.pool
         self._threads = threads
         self._models = models
@@ -125,6 +129,11 @@ class Worker:
         query, key = self._cell.read_order()
         if not query:
             self._change_models()
+            return
+        if query == ATTEND and self._lent:
+            self._sequence, self._known_cores = self._cell.sequence, ()  # it changes when the engine is back
+            self._lent.attend(PATIENCE_NS)
+            self._sequence = -1
             return
         self._reported = False
         try:
@@ -195,6 +204,18 @@ class Worker:
                 break
         return layer
 
+    def block(self, packed_key: bytes) -> BoundBlock:
+        """`Runs.block`."""
+        return (self._prepared.get(packed_key) or self._prepare(packed_key)).block
+
+    def run_on(self, cores: CoreSet, query: int, block: BoundBlock) -> tuple[int, bool]:
+        """`Runs.run_on`."""
+        self._reported = False
+        if cores != self._known_cores:
+            self._threads.move_to(cores)
+            self._known_cores = cores
+        return self._run_layers(query, block), self._reported
+
     def _read_cell(self, query: int, layer: int) -> bool:
         """Move to the cores that the cell holds now; returns False when this query is cancelled."""
         sequence, cores, cancelled = self._cell.read()
@@ -263,4 +284,5 @@ def _load_worker(channel: Channel[ToWorker], cell: WorkerCell, bell: int, pool_f
         models.load(spec, load.artifacts[spec.digest])
     gc.collect()
     gc.freeze()
-    return Worker(channel, cell, bell, models, threads, done)
+    standing = None if load.lanes is None else StandingOrders(load.lanes.standing, len(load.lanes.wakes))
+    return Worker(channel, cell, bell, models, threads, done, standing)

@@ -14,6 +14,7 @@ from veltair.scheduler.events import (
     EdgeTimed,
     QueryArrived,
     QueryCancelled,
+    QueryRuns,
     WorkersChanged,
 )
 from veltair.scheduler.policies.by_name import POLICIES
@@ -23,7 +24,7 @@ from veltair.scheduler.scheduler import Scheduler
 from veltair.scheduler.steps import Stop
 from veltair.simulation.interference_model import Alone
 from veltair.simulation.virtual_machine import GrowthInsideLayers, VirtualMachine
-from veltair.types import CounterSample, Machine, ModelProfile, Tenant
+from veltair.types import CounterSample, LayerBlock, Machine, ModelProfile, Tenant
 
 LEVELS = (1.0, 1.5, 3.0)
 TOO_LARGE = 9  # samples of a query, for every profile
@@ -58,6 +59,20 @@ class CheckedPolicy(Policy):
         self.policy.query_ended(active, now_ns)
 
 
+class Claiming(Scheduler):
+    """Is told of every second query that finds nobody in flight when it runs already, by a standing order."""
+
+    def handle(self, event):
+        state = self.state
+        claims = isinstance(event, QueryArrived) and event.query.id % 2 and state.workers
+        if claims and event.query.batch != TOO_LARGE and not (state.waiting or state.in_flight):
+            costs = self._admission.admit(event.query).costs
+            cores, layers = costs.cores - event.query.id % costs.cores, costs.layers
+            block = LayerBlock(event.query.id, 0, layers, (0,) * layers, cores, predicted_ns=20 * layers)
+            event = QueryRuns(event.time_ns, event.query, block, LEVELS[event.query.id % 3])
+        return super().handle(event)
+
+
 @dataclass
 class Story:
     """A machine, its tenants, and all that happens to it from outside."""
@@ -71,10 +86,10 @@ class Story:
     slowdowns: list[int]  # percent of the profile's time; layers take turns
     grows_inside_layers: bool
 
-    def scheduler(self, policy):
+    def scheduler(self, policy, make=Scheduler):
         growth = GrowthInsideLayers() if self.grows_inside_layers else None
         checked = CheckedPolicy(POLICIES[policy](), self.stops)
-        return Scheduler(self.machine, self.tenants, self.profiles, checked, self.workers, growth=growth)
+        return make(self.machine, self.tenants, self.profiles, checked, self.workers, growth=growth)
 
     def layer_ns(self, scheduler):
         def time_ns(query, layer, version, cores):
@@ -84,9 +99,9 @@ class Story:
 
         return time_ns
 
-    def tell(self, policy):
+    def tell(self, policy, make=Scheduler):
         """Runs it all and yields (scheduler, machine, event, decisions)."""
-        scheduler = self.scheduler(policy)
+        scheduler = self.scheduler(policy, make)
         virtual = VirtualMachine(scheduler, Alone(self.layer_ns(scheduler)))
         for event in self.outside:
             virtual.add_event(event)

@@ -6,7 +6,8 @@ from collections import defaultdict
 
 import pytest
 from hypothesis import given, settings
-from stories import TOO_LARGE, stories
+from hypothesis import strategies as st
+from stories import TOO_LARGE, Claiming, stories
 
 from veltair.scheduler.blocks import threshold
 from veltair.scheduler.costs.level_grid import SOLO
@@ -27,6 +28,7 @@ from veltair.scheduler.events import (
 from veltair.scheduler.policies.baselines import parties
 from veltair.scheduler.policies.by_name import POLICIES
 from veltair.scheduler.policies.veltair.correction import remaining_ns
+from veltair.scheduler.scheduler import Scheduler
 from veltair.types import LayerBlock
 
 EXAMPLES = 50  # of each property under each policy
@@ -114,10 +116,10 @@ class Watch:
 
 
 @settings(max_examples=EXAMPLES)
-@given(story=stories())
-def test_every_query_ends_once_and_runs_every_layer_once(policy, story):
-    watch = Watch(story)
-    for scheduler, virtual, event, decisions in story.tell(policy):
+@given(story=stories(), claims=st.booleans())
+def test_every_query_ends_once_and_runs_every_layer_once(policy, story, claims):
+    watch, make = Watch(story), Claiming if claims and POLICIES[policy]().starts_unasked else Scheduler
+    for scheduler, virtual, event, decisions in story.tell(policy, make):
         watch.see_event(event, virtual.outcome)
         watch.see_cancelled({query for query, how in virtual.outcome.items() if how == "cancelled"})
         for decision in decisions:

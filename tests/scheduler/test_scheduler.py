@@ -14,6 +14,7 @@ from veltair.scheduler.events import (
     GrowBlock,
     QueryArrived,
     QueryCancelled,
+    QueryRuns,
     RejectQuery,
     StartBlock,
     WorkersChanged,
@@ -48,6 +49,22 @@ def test_a_life(scheduler):
     assert scheduler.handle(BlockFinished(48, 1, 3, 48)) == [FinishQuery(1)]
     stats = scheduler.stats()
     assert (stats.in_flight, stats.running, stats.cores_in_use, stats.blocks_started) == (0, 0, 0, 1)
+
+
+def test_a_query_that_runs_already_has_what_it_runs_with_and_others_wait_for_it(scheduler):
+    block = LayerBlock(1, 0, 3, (0, 0, 0), 2, 48)
+    assert scheduler.handle(QueryRuns(5, make_query(1), block, level=1.0)) == [StartBlock(block, (0, 1))]
+    assert scheduler.handle(QueryArrived(6, make_query(2))) == []
+    assert scheduler.handle(BlockFinished(48, 1, 3, 43)) == [FinishQuery(1), start(2)]
+
+
+def test_no_query_runs_already_beside_others(scheduler):
+    scheduler.handle(QueryArrived(0, make_query(1)))
+    with pytest.raises(InvariantError, match="query 2 cannot run already: others are in flight"):
+        scheduler.handle(QueryRuns(5, make_query(2), LayerBlock(2, 0, 3, (0, 0, 0), 2, 48), level=1.0))
+    scheduler.handle(BlockFinished(48, 1, 3, 48))
+    with pytest.raises(InvariantError, match="query 2 cannot begin with"):
+        scheduler.handle(QueryRuns(50, make_query(2), LayerBlock(2, 1, 3, (0, 0), 2, 32), level=1.0))
 
 
 def test_stopped_early_it_goes_on_from_there(scheduler):

@@ -21,6 +21,8 @@ class Fcfs(Policy):
     'Fcfs'
     """
 
+    starts_unasked = True
+
     def next_step(self, state: SchedulerState, now_ns: int) -> Start | None:
         # A query in flight has no cores only after its block was stopped early; those that it had are free again.
         active = next(iter(state.between_blocks()), None) or state.head()

@@ -52,6 +52,8 @@ class Veltair(Policy):
     'Veltair'
     """
 
+    starts_unasked = True
+
     def __init__(self) -> None:
         self._corrections: Corrections = defaultdict(Correction)
         self._arrived: list[ActiveQuery] = []  # not checked yet

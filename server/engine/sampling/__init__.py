@@ -1,1 +1,1 @@
-"""What the engine reads of the machine from time to time, and tells the scheduler of."""
+"""What the engine looks at from time to time: counters and clocks, of which it tells the scheduler, and hung blocks."""

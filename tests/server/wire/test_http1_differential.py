@@ -20,6 +20,7 @@ from odd_http import KNOWN, LINES, OTHERS
 
 QUIET_S = 0.25  # where both are silent for so long, no answer is expected
 LAST = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 INVALID = b"Invalid HTTP request received."  # uvicorn drops the responses that are under way with it
 CHUNKED = b"Transfer-Encoding: chunked"  # where it breaks behind an answer, that is all there is
 BROKEN_CHUNKS = b'{"error":"the chunks of the body '  # which the threads say themselves
@@ -100,7 +101,8 @@ async def compare(fronts: HttpFronts, data: bytes) -> None:
     if expected is not None and found is not None:  # a redirection names the server
         expected = expected.replace(b":%d/" % fronts.python[1], b":%d/" % fronts.native[1])
     if expected is not None and found is not None and INVALID in expected:
-        assert found.endswith(expected) or BROKEN_CHUNKS in found or (CHUNKED in data and expected.startswith(found))
+        last = expected.removeprefix(CONTINUE)  # and before it a response that uvicorn dropped, perhaps
+        assert found.endswith(last) or BROKEN_CHUNKS in found or (CHUNKED in data and expected.startswith(found))
     else:
         assert found == expected
 

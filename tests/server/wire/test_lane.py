@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from veltair.errors import RefusalReason
-from veltair.server.ipc.lane import OUTCOMES, Lane, create_lanes, lane_bytes, ring_records
+from veltair.server.ipc.lane import OUTCOMES, Lane, QueryRan, create_lanes, lane_bytes, ring_records
 from veltair.server.ipc.messages import AbortQuery, InferQuery, QueryEnded
 from veltair.server.ipc.stages import EngineStamps
 from veltair.server.wire import native
@@ -26,6 +26,7 @@ TIMES = st.integers(-(2**63), 2**63 - 1)
 NUMBERS = st.integers(-(2**31), 2**31 - 1)
 DEADLINES = st.none() | TIMES.filter(bool)
 INFERS = st.builds(InferQuery, IDS, NUMBERS, NUMBERS, NUMBERS, TIMES, DEADLINES, st.booleans(), NUMBERS)
+RANS = st.builds(QueryRan, IDS, NUMBERS, NUMBERS, NUMBERS, TIMES, st.booleans(), TIMES, TIMES, TIMES)
 SHORT = st.text(st.characters(codec="utf-8"), max_size=REASON_BYTES // 4)
 STAMPS = st.builds(EngineStamps, TIMES, TIMES, TIMES, TIMES)
 REJECTED = st.builds(QueryEnded, IDS, st.just("rejected"), st.sampled_from(RefusalReason), TIMES, STAMPS)
@@ -50,7 +51,7 @@ class LaneMachine(RuleBasedStateMachine):
         self.ended: deque[QueryEnded] = deque()
 
     @precondition(lambda self: len(self.submitted) < RECORDS)
-    @rule(message=INFERS | st.builds(AbortQuery, IDS))
+    @rule(message=INFERS | st.builds(AbortQuery, IDS) | RANS)
     def submit(self, message: Any) -> None:
         self.lane.submit(message)
         self.submitted.append(message)

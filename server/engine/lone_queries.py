@@ -1,0 +1,264 @@
+"""`LoneQueries`: lends a worker to the front's I/O threads while queries come one by one, and takes it back in time.
+
+A query that meets no other is decided like the last one of its kind, and to wake the engine for that costs several
+times what a small query's kernels do. So after some of them the engine leaves its orders with the threads
+(`ipc/standing_orders`) and sleeps; it counts what they ran when it wakes next. Before it decides anything it takes the
+worker back. A query that runs then becomes one in flight like any other: the scheduler is told of it (`QueryRuns`), so
+it is cancelled, watched and made room for as ever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from veltair.scheduler.events import QueryRuns
+from veltair.server.engine.arrivals import Arrivals
+from veltair.server.engine.front_lanes import FrontLanes
+from veltair.server.engine.in_flight_batch import InFlightBatch
+from veltair.server.engine.in_flight_queries import InFlightQueries
+from veltair.server.engine.worker_process import WorkerProcess
+from veltair.server.engine.worker_supervisor import WorkerSupervisor
+from veltair.server.ipc import messages as m
+from veltair.server.ipc.block_orders import BlockEnd
+from veltair.server.ipc.lane import QueryRan
+from veltair.server.ipc.lane_descriptors import LaneDescriptors
+from veltair.server.ipc.standing_orders import (
+    MOST_LAYERS,
+    MOST_ORDERS,
+    Claim,
+    StandingOrder,
+    StandingOrders,
+    term_after,
+)
+from veltair.server.ipc.status_records import BlockRecord
+from veltair.server.ipc.worker_cell import ATTEND
+from veltair.types import LayerBlock
+
+LEND_AFTER = 4  # queries, one after the other
+LONG_NS = 100_000_000  # what has been claimed for so long is to be watched
+TERM_NS = 10_000_000_000
+
+
+class _State(Enum):
+    OWN = "all workers are the engine's"
+    CALLED = "a worker has been called, and does not attend yet"
+    LENT = "a worker attends to what I/O threads order"
+    TAKEN_OVER = "it still runs a query, which has become the engine's"
+
+
+class LoneOrder(NamedTuple):
+    """What a lone query of a tenant gets, with what the scheduler thought of it."""
+
+    order: StandingOrder
+    level: float  # interference level that its versions were picked for
+    predicted_ns: int
+
+
+class LoneQueries:
+    """The worker that is lent, if there is one, and the orders that go with it.
+
+    ::
+
+        lone = LoneQueries(descriptors, specs, arrivals, lanes, supervisor, queries, decide)
+        lone.lend()  # nothing is in flight
+        if lone.take_back():  # before a decision
+            …
+        lone.hear()  # once a worker has rung
+    """
+
+    def __init__(
+        self,
+        descriptors: LaneDescriptors | None,
+        tenants: Mapping[int, m.TenantSpec],
+        arrivals: Arrivals,
+        lanes: FrontLanes,
+        supervisor: WorkerSupervisor,
+        queries: InFlightQueries,
+        decide: Callable[[QueryRuns], None],
+    ) -> None:
+        """`descriptors`: None where nothing is lent. `tenants`: by number, as they are now. `decide`: has the scheduler
+        handle the event, and carries out what follows."""
+        self._standing = None
+        if descriptors is not None:
+            self._standing = StandingOrders(descriptors.standing, len(descriptors.wakes))
+        self._tenants, self._arrivals, self._lanes = tenants, arrivals, lanes
+        self._supervisor, self._queries = supervisor, queries
+        self._decide = decide
+        self._orders: dict[tuple[int, int], LoneOrder] = {}  # by tenant and samples: those of the next term
+        self._lent: dict[tuple[int, int], LoneOrder] = {}  # those of the last one, in the order of their numbers
+        self._alone = 0  # queries since the last one that met another
+        self._worker: WorkerProcess | None = None
+        self._state, self._term = _State.OWN, 0
+        self._lent_ns = 0  # since when
+        self._unwanted = False  # what was called is to be taken back
+        self._taken_over = 0  # the query
+        self._known: deque[int] = deque(maxlen=64)  # those that were taken over last
+        lanes.ran, queries.on_done = self._count, self._ended
+
+    def _ended(self, batch: InFlightBatch) -> None:
+        """A batch has run to its end: what it ran may be what its like will run."""
+        if len(batch.queries) > 1 or self._queries.batches():
+            self._alone = 0
+            return
+        self._alone += 1
+        query, (block, *more), start = batch.queries[0], batch.blocks, batch.started
+        if more or start is None or query.lane is None or query.message.bucket or query.cancelled:
+            return
+        key = query.message.tenant, query.message.batch
+        cores = block.core_changes[-1].cores if block.core_changes else block.cores
+        late = any(change.layer > block.start for change in block.core_changes)
+        if late or len(block.versions) > MOST_LAYERS:
+            self._orders.pop(key, None)
+        elif key in self._orders or len(self._orders) < MOST_ORDERS:
+            order = StandingOrder(*key, block.versions, cores)
+            self._orders[key] = LoneOrder(order, block.level, start.block.predicted_ns)
+
+    def forget(self) -> None:
+        """Models come and go: nothing that was learnt holds any more."""
+        self._orders.clear()
+        self._alone = 0
+
+    def lend(self) -> None:
+        """Nothing is in flight, and nothing else is to be done: lend a worker if queries came one by one."""
+        if self._state is not _State.OWN or self._alone < LEND_AFTER or not self._orders or self._standing is None:
+            return
+        if (worker := self._supervisor.lend()) is None:
+            return
+        self._term = term_after(self._term)
+        self._state, self._worker, self._unwanted = _State.CALLED, worker, False
+        self._lent = dict(self._orders)
+        worker.attend(self._term, next(iter(self._lent.values())).order.cores)
+
+    @property
+    def called(self) -> bool:
+        """Whether a worker has to answer before something can be decided; it rings."""
+        return self._state is _State.CALLED
+
+    def take_back(self) -> bool:
+        """Returns whether something may be decided: all workers are the engine's, and the scheduler knows all queries
+        in flight."""
+        if self._state is _State.CALLED:
+            self._unwanted = True  # it has not read its order yet, so nothing else can be ordered
+            return False
+        if self._state is _State.LENT:
+            self._take_back_lent()
+        return True
+
+    def _take_back_lent(self) -> None:
+        standing, worker = self._standing, self._worker
+        assert standing is not None and worker is not None
+        claim = None if standing.withdraw(self._term) else standing.running(self._term)
+        if claim is None:  # nothing ran, or it has ended by now
+            self._return()
+        else:
+            self._take_over(worker, claim)
+
+    def _take_over(self, worker: WorkerProcess, claim: Claim) -> None:
+        """The query that runs is one in flight from here on."""
+        order, level, predicted_ns = list(self._lent.values())[claim.order]
+        tenant, slot = self._lanes.tenant_and_slot(claim.caller.place)
+        self._state, self._taken_over = _State.TAKEN_OVER, claim.caller.query
+        self._known.append(claim.caller.query)
+        message = m.InferQuery(claim.caller.query, tenant, slot, order.samples, claim.caller.taken_ns, None)
+        query = self._queries.add(message, claim.caller.taken_ns, claim.caller.lane)
+        self._queries.take_over(message.query, worker)
+        block = LayerBlock(query.id, 0, len(order.versions), order.versions, len(order.cores), predicted_ns)
+        self._decide(QueryRuns(time.monotonic_ns(), query, block, level))
+
+    def hear(self) -> BlockEnd | None:
+        """A worker has rung. Returns the end of the query that was taken over, once."""
+        worker, standing = self._worker, self._standing
+        if worker is None or standing is None:
+            return None
+        if self._state is _State.CALLED:
+            if (end := worker.cell.take_end()) is not None and end.query == ATTEND:
+                self._open(standing)
+        elif self._state is _State.TAKEN_OVER and standing.ended(self._term):
+            query, self._taken_over = self._taken_over, 0
+            self._state, self._worker = _State.OWN, None
+            if self._queries.has_batch(query):  # it has not failed
+                return standing.end_of(query)
+        return None
+
+    def _count(self, ran: QueryRan) -> None:
+        """An I/O thread says what has run."""
+        if ran.query in self._known or (spec := self._tenants.get(ran.tenant)) is None:
+            return
+        self._arrivals.taken[ran.tenant] += 1
+        lone = self._lent.get((ran.tenant, ran.batch))  # None: of a term before, and the thread was slow to tell
+        versions, cores = ((), ()) if lone is None else (lone.order.versions, lone.order.cores)
+        block = BlockRecord(
+            query=ran.query,
+            tenant=spec.name,
+            start=0,
+            stop=len(versions),
+            versions=versions,
+            cores=cores,
+            begin_ns=ran.begin_ns,
+            end_ns=ran.end_ns,
+            conflict=False,
+            level=1.0 if lone is None else lone.level,
+        )
+        self._queries.counters[spec.name].count_ran(spec.version, ran, block)
+        self._queries.history.add([block])
+
+    def fail(self, failed: m.KernelFailed, reason: str) -> bool:
+        """Tell the I/O thread that what it has claimed failed. Returns False where the query is the engine's."""
+        if failed.claimed_by is None or self._queries.has(failed.query):
+            return False
+        lane, place = failed.claimed_by
+        tenant, slot = self._lanes.tenant_and_slot(place)
+        message = m.InferQuery(failed.query, tenant, slot, 1, time.monotonic_ns(), None)
+        self._queries.fail_claimed(message, lane, reason)
+        return True
+
+    def now_known(self, query: int) -> bool:
+        """Returns whether the engine knows the query, which becomes the engine's where an I/O thread has claimed it."""
+        claim = self._running()
+        if claim is not None and claim.caller.query == query:
+            self._take_back_lent()
+        return self._queries.has(query)
+
+    def _running(self) -> Claim | None:
+        return self._standing.running(self._term) if self._standing and self._state is _State.LENT else None
+
+    def look(self, now_ns: int, *, wanted: bool) -> None:
+        """Take the worker back where it is `wanted`, where it runs a query for long, which is watched only then, and
+        from time to time, so that the scheduler sees how such queries fare."""
+        claim = self._running()
+        if wanted or (claim is not None and now_ns - claim.caller.taken_ns > LONG_NS):
+            self.take_back()
+        elif self._state is _State.LENT and now_ns - self._lent_ns > TERM_NS:
+            self._alone = 0
+            self.take_back()
+
+    def worker_dies(self, worker: WorkerProcess) -> None:
+        """The process is gone, or soon will be. What it runs becomes the engine's, which ends it then."""
+        if worker is self._worker and self._state is _State.LENT:
+            self._take_back_lent()
+
+    def worker_died(self, worker: WorkerProcess) -> None:
+        """The process is gone."""
+        self._lanes.tell_all()  # it may have told of an end, and not have woken the thread
+        if worker is self._worker and self._standing is not None:
+            self._standing.close(self._term)
+            self._state, self._worker = _State.OWN, None
+
+    def _open(self, standing: StandingOrders) -> None:
+        if self._unwanted:
+            standing.close(self._term)
+            self._return()
+        else:
+            standing.write([each.order for each in self._lent.values()])
+            standing.open(self._term)
+            self._lent_ns = time.monotonic_ns()
+            self._state = _State.LENT
+
+    def _return(self) -> None:
+        worker, self._worker, self._state = self._worker, None, _State.OWN
+        assert worker is not None
+        self._supervisor.release(worker)

@@ -1,0 +1,209 @@
+"""Queries that come one by one: I/O threads order them of a lent worker, and nobody but the engine's counts notices."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from example_models import LONG_TURNS, mlp_outputs, spin_state
+from running_daemon import Daemon, X, configuration, running, spin, tensor, until
+from traffic import processes
+from tritonclient.utils import InferenceServerException
+
+pytestmark = pytest.mark.slow
+
+ALONE = 60  # queries, one after the other
+
+
+def ask_mlp(client: Any, x: Any = X) -> None:
+    found = client.infer("mlp", [tensor(triton_grpc, "x", x, "FP32")]).as_numpy("y")
+    np.testing.assert_allclose(found, mlp_outputs(x), rtol=1e-4, atol=1e-4)
+
+
+def engine(daemon: Daemon) -> psutil.Process:
+    [found] = processes(daemon)["engine"]
+    return found
+
+
+def wake_ups(daemon: Daemon, ask: Callable[[], None]) -> int:
+    """How often the engine slept while that was asked."""
+    process = engine(daemon)
+    before = process.num_ctx_switches().voluntary
+    ask()
+    return int(process.num_ctx_switches().voluntary - before)
+
+
+def lend(daemon: Daemon, client: Any) -> None:
+    """Ask until the engine sleeps through a query: the worker is lent."""
+    until("a worker to be lent", lambda: wake_ups(daemon, lambda: ask_mlp(client)) == 0)
+
+
+@pytest.mark.parametrize("module", [triton_grpc, triton_http], ids=["grpc", "http"])
+def test_the_engine_sleeps_through_queries_that_come_one_by_one_and_counts_them(
+    module: Any, artifacts: Path, tmp_path: Path
+) -> None:
+    generator = np.random.default_rng(0)
+    with running(tmp_path, configuration(artifacts, "mlp", "spin", policy="veltair")) as daemon:
+        address = daemon.grpc if module is triton_grpc else daemon.http
+        with module.InferenceServerClient(address) as client:
+
+            def ask() -> None:
+                for i in range(ALONE):
+                    x = generator.standard_normal((1 + i % 3, 16), dtype=np.float32)
+                    found = client.infer("mlp", [tensor(module, "x", x, "FP32")]).as_numpy("y")
+                    np.testing.assert_allclose(found, mlp_outputs(x), rtol=1e-4, atol=1e-4)
+
+            ask()
+            woken = wake_ups(daemon, ask)
+        assert woken < ALONE / 2, woken
+        assert daemon.metric("veltair_batch_queries_count", tenant="mlp") == 2 * ALONE
+
+
+def test_others_take_the_worker_back_at_once(artifacts: Path, tmp_path: Path) -> None:
+    with (
+        running(tmp_path, configuration(artifacts, "mlp", "spin", policy="veltair", workers=1)) as daemon,
+        triton_grpc.InferenceServerClient(daemon.grpc) as client,
+    ):
+        for turns in range(20):
+            lend(daemon, client)
+            found = client.infer("spin", spin(triton_grpc, turns, 3)).as_numpy("state")  # on the only worker
+            assert found.tolist() == [spin_state(turns, 3)]
+
+
+class Long:
+    """A query for spin that takes far longer than those before it said, asked of a lent worker, and its end."""
+
+    def __init__(self, daemon: Daemon, client: Any, turns: int = LONG_TURNS, **how: Any) -> None:
+        for _ in range(8):
+            assert client.infer("spin", spin(triton_grpc, 0, 3)).as_numpy("state").tolist() == [spin_state(0, 3)]
+        self.ends: list[Any] = []
+        self.call = client.async_infer("spin", spin(triton_grpc, turns, 3), self._ended, **how)
+        until("it to be held", lambda: daemon.metric("veltair_queries_held") == 1)
+
+    def _ended(self, result: Any, error: Any) -> None:
+        self.ends.append(error or result)
+
+    def end(self) -> Any:
+        until("its end", lambda: bool(self.ends))
+        return self.ends[0]
+
+
+@contextmanager
+def serving(artifacts: Path, folder: Path, **server: Any) -> Iterator[tuple[Daemon, Any]]:
+    text = configuration(artifacts, "mlp", "spin", model_control=True, **server)
+    with running(folder, text) as daemon, triton_grpc.InferenceServerClient(daemon.grpc) as client:
+        yield daemon, client
+
+
+@pytest.fixture
+def lone(artifacts: Path, tmp_path: Path) -> Iterator[tuple[Daemon, Any]]:
+    with serving(artifacts, tmp_path, hung_block_s=60.0) as served:
+        yield served
+
+
+@pytest.fixture
+def watched(artifacts: Path, tmp_path: Path) -> Iterator[tuple[Daemon, Any]]:
+    with serving(artifacts, tmp_path, hung_block_s=1.0) as served:
+        yield served
+
+
+def whole(daemon: Daemon, client: Any, workers: int = 2) -> None:
+    """Nothing is held, all workers are there, and both models answer right, one by one. What was cancelled would run
+    for longer than it may take."""
+    until("no query to be held", lambda: daemon.metric("veltair_queries_held") == 0, seconds=8)
+    until("all workers", lambda: daemon.metric("veltair_workers", state="idle") >= workers)
+    for turns in range(10):
+        ask_mlp(client)
+        assert client.infer("spin", spin(triton_grpc, turns, 3)).as_numpy("state").tolist() == [spin_state(turns, 3)]
+
+
+def test_the_scheduler_learns_of_a_claim_when_another_query_comes(lone: tuple[Daemon, Any]) -> None:
+    daemon, client = lone
+    long, ends = Long(daemon, client), list[Any]()
+    client.async_infer("mlp", [tensor(triton_grpc, "x", X, "FP32")], lambda result, error: ends.append(error or result))
+    until("it to run for all to see", lambda: daemon.metric("veltair_queries_running", tenant="spin") == 1)
+    long.call.cancel()
+    until("the other's answer", lambda: bool(ends), seconds=8)
+    np.testing.assert_allclose(ends[0].as_numpy("y"), mlp_outputs(X), rtol=1e-4, atol=1e-4)
+    whole(daemon, client)
+
+
+def test_a_claim_whose_client_leaves_stops(lone: tuple[Daemon, Any]) -> None:
+    daemon, client = lone
+    Long(daemon, client).call.cancel()
+    whole(daemon, client)
+
+
+def test_a_claim_whose_deadline_passes_is_refused_and_stops(lone: tuple[Daemon, Any]) -> None:
+    daemon, client = lone
+    error = Long(daemon, client, timeout=200_000).end()
+    assert isinstance(error, InferenceServerException)
+    assert "DEADLINE_EXCEEDED" in str(error.status())
+    whole(daemon, client)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_worker_that_dies_or_hangs_over_a_claim_costs_that_claim(
+    number: signal.Signals, workers: int, artifacts: Path, tmp_path: Path
+) -> None:
+    with serving(artifacts, tmp_path, hung_block_s=1.0, workers=workers, spare_workers=0) as (daemon, client):
+        long = Long(daemon, client)
+        busy = max(processes(daemon)["worker"], key=lambda each: sum(each.cpu_times()[:2]))
+        busy.send_signal(number)
+        error = long.end()
+        assert isinstance(error, InferenceServerException)
+        assert "worker" in str(error)
+        until("ready", lambda: daemon.status() == 200)
+        whole(daemon, client, workers)
+
+
+def test_a_lent_worker_that_dies_is_replaced(watched: tuple[Daemon, Any]) -> None:
+    daemon, client = watched
+    for number in (signal.SIGKILL, signal.SIGSTOP):
+        lend(daemon, client)
+        for worker in processes(daemon)["worker"]:
+            worker.send_signal(number)
+        until("another worker", lambda: daemon.metric("veltair_workers", state="idle") == 0, seconds=10)
+        whole(daemon, client)
+
+
+def test_models_come_and_go_while_a_worker_is_lent(lone: tuple[Daemon, Any]) -> None:
+    daemon, client = lone
+    for turns in range(5):
+        lend(daemon, client)
+        client.unload_model("spin")
+        ask_mlp(client)
+        lend(daemon, client)
+        client.load_model("spin")
+        assert client.infer("spin", spin(triton_grpc, turns, 3)).as_numpy("state").tolist() == [spin_state(turns, 3)]
+    whole(daemon, client)
+
+
+def test_a_drain_answers_what_was_claimed(artifacts: Path, tmp_path: Path) -> None:
+    turns = 1 << 22
+    with (
+        running(tmp_path, configuration(artifacts, "mlp", "spin", policy="veltair")) as daemon,
+        triton_grpc.InferenceServerClient(daemon.grpc) as client,
+    ):
+        long = Long(daemon, client, turns)
+        daemon.process.send_signal(signal.SIGTERM)
+        assert long.end().as_numpy("state").tolist() == [spin_state(turns, 3)]
+        assert daemon.process.wait(60) == 0
+
+
+def test_an_engine_that_dies_over_a_claim_fails_it(lone: tuple[Daemon, Any]) -> None:
+    daemon, client = lone
+    long = Long(daemon, client)
+    engine(daemon).kill()
+    assert isinstance(long.end(), InferenceServerException)
+    until("another engine", lambda: daemon.status() == 200)
+    whole(daemon, client)
