@@ -22,7 +22,7 @@ from veltair.profiles.artifact.manifest import ONNX_LAYER, Manifest
 from veltair.profiles.artifact.output_layout import write_tensors
 from veltair.profiles.artifact.ragged_inputs import all_to_ragged
 from veltair.profiles.artifact.strings import Strings
-from veltair.profiles.runtime.onnx_layers import TYPES
+from veltair.profiles.runtime.onnx_layers import TYPES, exact_session
 
 Arrays = list[NDArray[Any]]
 
@@ -54,7 +54,7 @@ class ReferenceModel:
             given = copy[0].SerializeToString()
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(model.parent))
         try:
-            self._session: Any = ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+            self._session: Any = exact_session(given, options)
         except Exception as error:  # ONNX Runtime raises its own types
             raise ModelError(f"{model}: ONNX Runtime cannot load it: {error}") from None
         self._labels = labels_of_session(self._session, model)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from veltair.api.in_process_model import load
 from veltair.errors import ModelError
 from veltair.profiles.artifact.artifact_folder import Artifact
+from veltair.profiles.runtime.onnx_layers import exact_session
 
 if TYPE_CHECKING:
     from veltair.compiler.quantisation.samples import SampleSource
@@ -70,7 +71,7 @@ def measure_accuracy(artifact: Artifact | str | Path, model: str | Path, samples
         options = ort.SessionOptions()
         options.log_severity_level = 3
         try:
-            session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            session = exact_session(str(path), options)
         except Exception as error:  # ONNX Runtime raises its own types
             raise ModelError(f"{path}: ONNX Runtime cannot load it: {error}") from None
         names = [port.name for port in manifest.outputs]

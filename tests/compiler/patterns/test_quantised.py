@@ -21,6 +21,7 @@ from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.parameters.quantised import QuantisedProductParameters
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import LOWERING_PHASES, Lowering
+from veltair.profiles.runtime.onnx_layers import exact_session
 
 node = helper.make_node
 
@@ -35,7 +36,7 @@ def lowered(path: Path, precision: str = "fp32") -> LayerGraph:
 
 def greatest_error(path: Path, graph: LayerGraph, feeds: dict[str, NDArray[Any]], batch: int) -> float:
     """Of all outputs, over the greatest value of each."""
-    wanted = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feeds)
+    wanted = exact_session(str(path), ort.SessionOptions()).run(None, feeds)
     found = run_graph(graph, feeds, batch)
     pairs = [(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(found, wanted, strict=True)]
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
@@ -146,7 +147,7 @@ def test_steps_as_input_and_output(tmp_path: Path, zero: int | list[int], dtype:
     products = [layer.parameters_as(QuantisedProductParameters) for layer in graph.layers if layer.op == "conv2d_int8"]
     assert [layer.wide for layer in products] == [wide]
     x = np.random.default_rng(2).integers(0, 256, (3, 6, 7, 5), np.uint8)
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = exact_session(str(path), ort.SessionOptions())
     found, wanted = run_graph(graph, {"x": x}, 3)[0], session.run(None, {"x": x})[0]
     assert found.dtype == np.uint8
     assert np.abs(found.astype(int) - wanted.astype(int)).max() <= 1
