@@ -41,9 +41,16 @@ def require_features(wanted: frozenset[str], what: str) -> None:
         pytest.skip(f"this CPU cannot run {what}: it lacks {', '.join(sorted(wanted - cpu_features()))}")
 
 
+def require_bfloat16(kernel: Kernel) -> None:
+    """Skips the test where LLVM would abort: it makes no code of bfloat16 for this CPU, nor does `veltair compile`."""
+    if not cpu_features() & {"avx512_bf16", "amx_bf16"} and "bfloat16" in kernel.function.script():
+        pytest.skip("this CPU has no bfloat16: it lacks avx512_bf16 and amx_bf16")
+
+
 def build_kernel(spec: LayerSpec, point: Point, mcpu: str = "") -> tuple[Kernel, Future[Any]]:
     """A kernel and, once it is compiled, its function."""
     kernel = SPACES[spec.op].build(spec, point, OLDER_CPUS.get(mcpu, cpu_features()))
+    require_bfloat16(kernel)
     target = tvm_target() | ({"mcpu": mcpu} if mcpu else {})
     key = StructuralKey(kernel.function), mcpu
     found = _compiled.pop(key, None) or _compiler.submit(
