@@ -25,7 +25,7 @@ from veltair.server.ipc.standing_orders import (
 )
 
 LANES, PLACES, TERMS = 3, 8, 1 << 24
-PATIENCE_NS = 1_000_000_000
+PATIENCE_NS, ROUNDS = 1_000_000_000, 400
 ORDERS = [StandingOrder(tenant, samples, (tenant, samples), (0, 9)) for tenant in (0, 3) for samples in (1, 2)]
 
 
@@ -169,28 +169,25 @@ def test_every_claim_is_run_once_however_terms_come_and_go(done: DoneQueries) ->
                 claimed[lane].append(query)
 
     def attend() -> None:
-        term = 1
-        while not over.is_set() or not standing.ended(term):
-            lane = standing.wait(term, PATIENCE_NS // 100)
-            if lane is None:
-                continue
-            if lane >= 0:
-                query = standing.claim(lane).caller.query
-                ran.append(query)
-                if not standing.end(term, lane, BlockEnd(query, 2, reported=False, begin_ns=0, end_ns=0), done):
-                    continue
+        for term in range(1, ROUNDS + 1):
+            ended = False
+            while not ended and (lane := standing.wait(term, PATIENCE_NS // 100)) != -1:
+                if lane is not None:
+                    query = standing.claim(lane).caller.query
+                    ran.append(query)
+                    end = BlockEnd(query, 2, reported=False, begin_ns=0, end_ns=0)
+                    ended = standing.end(term, lane, end, done)
+                elif over.is_set():  # the test has failed
+                    return
             terms.append(term)
-            term = term_after(term)
             rang.set()
-            if over.is_set():
-                return
 
     threads = [Thread(target=claim, args=(lane,)) for lane in range(LANES)]
     worker = Thread(target=attend)
     for thread in (*threads, worker):
         thread.start()
     try:
-        for term in range(1, 400):
+        for term in range(1, ROUNDS + 1):
             rang.clear()
             before = sum(map(len, claimed))
             standing.open(term)
@@ -199,15 +196,14 @@ def test_every_claim_is_run_once_however_terms_come_and_go(done: DoneQueries) ->
                 assert time.monotonic() < give_up
             if not standing.withdraw(term) and (found := standing.running(term)):
                 taken_over.append(found.caller.query)
-            if term == 399:
-                over.set()
             assert rang.wait(60)
     finally:
         over.set()
         for thread in (*threads, worker):
             thread.join(60)
-    assert terms == list(range(1, 400))
+            assert not thread.is_alive()
+    assert terms == list(range(1, ROUNDS + 1))
     assert sorted(ran) == sorted(query for each in claimed for query in each)
     assert len(set(ran)) == len(ran)
-    assert len(ran) >= 399
+    assert len(ran) >= ROUNDS
     assert set(taken_over) <= set(ran)
