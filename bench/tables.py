@@ -185,6 +185,13 @@ it.""",
         lambda: with_environment("xeon-amx/way", way.markdown),
     ),
     Section(
+        "The way of a query, with standing orders and before",
+        """The version that lends a worker to the I/O threads while queries come one by one, and the one before it, in turn
+on two cores of a Zen 3, which has AVX2 alone, in two rounds (`python -m bench.serving.way --rounds 2 --before PATH`).
+Triton was not measured there.""",
+        lambda: with_environment("epyc-avx2/way", way.markdown),
+    ),
+    Section(
         "The way of a query, on an EPYC",
         """The same on two cores of a Zen 4, in one round (`python -m bench.serving.way --rounds 1`, without the demo's
 mix). Peaks are of DLRM alone.""",

@@ -38,7 +38,8 @@ from veltair.server.ipc.status_records import BlockRecord
 from veltair.server.ipc.worker_cell import ATTEND
 from veltair.types import LayerBlock
 
-LEND_AFTER = 4  # queries, one after the other
+LEAST_ALONE, MOST_ALONE = 4, 256  # queries, one after the other: twice as many after a term with few claims,
+FEW = 8  # which cost more than they saved
 LONG_NS = 100_000_000  # what has been claimed for so long is to be watched
 TERM_NS = 10_000_000_000
 
@@ -91,6 +92,8 @@ class LoneQueries:
         self._orders: dict[tuple[int, int], LoneOrder] = {}  # by tenant and samples: those of the next term
         self._lent: dict[tuple[int, int], LoneOrder] = {}  # those of the last one, in the order of their numbers
         self._alone = 0  # queries since the last one that met another
+        self._lend_after = LEAST_ALONE
+        self._claimed = 0  # in the last term
         self._worker: WorkerProcess | None = None
         self._state, self._term = _State.OWN, 0
         self._lent_ns = 0  # since when
@@ -120,16 +123,22 @@ class LoneQueries:
     def forget(self) -> None:
         """Models come and go: nothing that was learnt holds any more."""
         self._orders.clear()
-        self._alone = 0
+        self._alone, self._lend_after = 0, LEAST_ALONE
 
     def lend(self) -> None:
         """Nothing is in flight, and nothing else is to be done: lend a worker if queries came one by one."""
-        if self._state is not _State.OWN or self._alone < LEND_AFTER or not self._orders or self._standing is None:
+        if (
+            self._state is not _State.OWN
+            or self._alone < self._lend_after
+            or not self._orders
+            or self._standing is None
+        ):
             return
         if (worker := self._supervisor.lend()) is None:
             return
         self._term = term_after(self._term)
         self._state, self._worker, self._unwanted = _State.CALLED, worker, False
+        self._claimed = 0
         self._lent = dict(self._orders)
         worker.attend(self._term, next(iter(self._lent.values())).order.cores)
 
@@ -152,6 +161,7 @@ class LoneQueries:
         standing, worker = self._standing, self._worker
         assert standing is not None and worker is not None
         claim = None if standing.withdraw(self._term) else standing.running(self._term)
+        self._lend_after = LEAST_ALONE if self._claimed >= FEW else min(2 * self._lend_after, MOST_ALONE)
         if claim is None:  # nothing ran, or it has ended by now
             self._return()
         else:
@@ -188,6 +198,7 @@ class LoneQueries:
         """An I/O thread says what has run."""
         if ran.query in self._known or (spec := self._tenants.get(ran.tenant)) is None:
             return
+        self._claimed += 1
         self._arrivals.taken[ran.tenant] += 1
         lone = self._lent.get((ran.tenant, ran.batch))  # None: of a term before, and the thread was slow to tell
         versions, cores = ((), ()) if lone is None else (lone.order.versions, lone.order.cores)
