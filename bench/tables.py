@@ -187,8 +187,8 @@ it.""",
     Section(
         "The way of a query, with standing orders and before",
         """The version that lends a worker to the I/O threads while queries come one by one, and the one before it, in
-turn on two cores of a Zen 3, which has AVX2 alone, in two rounds (`python -m bench.serving.way --rounds 2 --before PATH`).
-Triton was not measured there.""",
+turn on two cores of a Zen 3, which has AVX2 alone, in two rounds (`python -m bench.serving.way --rounds 2 --before
+PATH`). Triton was not measured there.""",
         lambda: with_environment("epyc-avx2/way", way.markdown),
     ),
     Section(
