@@ -31,7 +31,7 @@ import numpy as np
 
 from veltair.machine.native_library import native_library
 from veltair.server.ipc.block_orders import BlockEnd
-from veltair.server.ipc.done_queries import Caller, DoneQueries
+from veltair.server.ipc.done_queries import Caller, DoneQueries, pack_callers
 from veltair.server.ipc.worker_cell import pack_cores, unpack_cores
 from veltair.types import CoreSet
 
@@ -41,7 +41,6 @@ CLOSED, OPEN, CLAIMED = range(3)  # the lowest byte of the state; from CLAIMED o
 _CLAIMS_AT, _CLAIM_BYTES, _COUNT_BYTES, _ORDER_BYTES = 256, 64, 64, 1024
 _CLAIM = Struct("<QqIIII")  # query, when it was sent, lane, place, number of the order, slot
 _COUNT, _ORDER = Struct("<I"), Struct("<iiI4x128s")
-_CALLER = Struct("<QqII")
 _END_AT, _END = 192, Struct("<IIqqq")
 
 
@@ -180,7 +179,7 @@ class StandingOrders:
 
     def ask(self, caller: Caller, tenant: int, samples: int, slot: int) -> bool:
         """Claim for this query. Returns False where that cannot be: the engine has to decide."""
-        packed = ctypes.create_string_buffer(_CALLER.pack(*caller), _CALLER.size)
+        packed = pack_callers([caller])
         return bool(self._functions.claim_order(self.address, self._lanes, packed, tenant, samples, slot))
 
 

@@ -21,6 +21,13 @@ done_query *done_queries_at(const done_queries *of, uint32_t place) {
   return (done_query *)(void *)(of->memory + (uint64_t)of->lanes * LINE) + place;
 }
 
+done_query done_now(int64_t begin_ns, int64_t execute_ns, int64_t end_ns) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (done_query){.execute_ns = execute_ns, .begin_ns = begin_ns, .end_ns = end_ns,
+                      .ended_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec};
+}
+
 void done_queries_put(const done_queries *to, const caller *of, const done_query *times) {
   if (of->lane >= to->lanes || of->place >= to->places) return;
   done_query *record = done_queries_at(to, of->place);
@@ -51,10 +58,7 @@ uint32_t done_queries_take(const done_queries *from, uint32_t lane) {
 EXPORT int64_t report_done(uint8_t *memory, uint32_t lanes, uint32_t places, const int32_t *wakes, const uint8_t *callers,
                            uint32_t count, int64_t begin_ns, int64_t execute_ns, int64_t end_ns) {
   const done_queries to = {memory, lanes, places};
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  const done_query times = {.execute_ns = execute_ns, .begin_ns = begin_ns, .end_ns = end_ns,
-                            .ended_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec};
+  const done_query times = done_now(begin_ns, execute_ns, end_ns);
   uint64_t told = 0; /* a bit for each lane */
   for (uint32_t i = 0; i < count; i++) {
     caller each;

@@ -33,6 +33,9 @@ typedef struct {
 
 uint64_t done_queries_bytes(uint32_t lanes, uint32_t places);
 
+/* The times of queries whose blocks have ended, told of now. */
+done_query done_now(int64_t begin_ns, int64_t execute_ns, int64_t end_ns);
+
 /* Puts this query, which is done, into the list of its caller's thread. It takes stamps and execute_ns from `times`. */
 void done_queries_put(const done_queries *to, const caller *of, const done_query *times);
 

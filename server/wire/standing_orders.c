@@ -117,10 +117,7 @@ EXPORT int end_claim(uint8_t *memory, uint32_t term, uint32_t lane, uint8_t *don
   if (done) {
     const done_queries to = {done, lanes, places};
     const caller of = claim_of(memory, lane)->caller;
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    const done_query times = {.execute_ns = end_ns - begin_ns, .begin_ns = begin_ns, .end_ns = end_ns,
-                              .ended_ns = now.tv_sec * SECOND + now.tv_nsec};
+    const done_query times = done_now(begin_ns, end_ns - begin_ns, end_ns);
     done_queries_put(&to, &of, &times);
     told_ns = times.ended_ns;
   }

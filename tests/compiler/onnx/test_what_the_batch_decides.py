@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from onnx import numpy_helper
 from onnx_protos import F, model, node, port, run, saved
 from run_kernels import run_graph
 
+from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.onnx.folding.opaque_nodes import is_opaque
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
@@ -29,6 +31,14 @@ NODES = {
 }
 
 
+def assert_agrees(graph: LayerGraph, proto: onnx.ModelProto, batches: Sequence[int]) -> None:
+    """With ONNX Runtime, at each of the batches."""
+    for batch in batches:
+        feeds = {"x": np.random.default_rng(batch).standard_normal((batch, 3, 4)).astype(np.float32)}
+        for ours, theirs in zip(run_graph(graph, feeds, batch), run(proto, feeds), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("nodes", NODES.values(), ids=NODES)
 def test_a_node_is_left_to_onnx_runtime(tmp_path: Path, nodes: list[onnx.NodeProto]) -> None:
     constants = [numpy_helper.from_array(value, name) for name, value in CONSTANTS.items()]
@@ -45,10 +55,7 @@ def test_a_node_is_left_to_onnx_runtime(tmp_path: Path, nodes: list[onnx.NodePro
     assert "which is computed from the batch" in joined.doc_string
     graph = lower(loaded, "fp32")
     assert sum(layer.op == "onnxruntime" for layer in graph.layers) == 1
-    for batch in (1, 3):
-        feeds = {"x": np.random.default_rng(batch).standard_normal((batch, 3, 4)).astype(np.float32)}
-        for ours, theirs in zip(run_graph(graph, feeds, batch), run(proto, feeds), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert_agrees(graph, proto, (1, 3))
 
 
 STEPS = {
@@ -71,10 +78,7 @@ def test_a_number_that_is_alike_at_most_batches(tmp_path: Path, nodes: list[onnx
     with pytest.raises(ModelError, match="is another one for small or large batches"):
         load_model(path, fallback=False)
     graph = lower(load_model(path, 5), "fp32")
-    for batch in (1, 2, 5):
-        feeds = {"x": np.random.default_rng(batch).standard_normal((batch, 3, 4)).astype(np.float32)}
-        for ours, theirs in zip(run_graph(graph, feeds, batch), run(proto, feeds), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert_agrees(graph, proto, (1, 2, 5))
 
 
 def test_a_guard_that_changes_nothing(tmp_path: Path) -> None:

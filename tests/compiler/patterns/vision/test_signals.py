@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from feature_map_layers import needs_bf16
 from numpy.typing import NDArray
 from onnx import helper
 from quantised_models import quantise, save
@@ -68,7 +67,6 @@ def test_a_network_of_signals(tmp_path: Path, batch: int) -> None:
     }
 
 
-@needs_bf16
 def test_in_bfloat16(tmp_path: Path) -> None:
     x = rng.standard_normal((2, 3, 32)).astype(np.float32)
     agrees(signal_net(tmp_path / "net.onnx"), x, 5e-2, "bf16")
