@@ -101,6 +101,11 @@ class BoundBlock:
         self._bound, self._rows, self._address = bound, rows, rows.ctypes.data
         self.start, self.stop = start, start + len(rows)
 
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """For native code: of the table of its kernels and of its rows there, valid while the block lives."""
+        return self._bound._address, self._address
+
     def __call__(self) -> None:
         """Run all layers, without a watch, on the present core set of the pinned threads. Raises a kernel's errors."""
         bound = self._bound

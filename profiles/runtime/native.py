@@ -18,3 +18,10 @@ def library() -> Any:
     # It stays loaded once the module is gone, which is when Python ends: its threads would go on without their code.
     ctypes.CDLL(path)
     return module
+
+
+def address(name: str) -> int:
+    """That of a function, for native code that calls it through TVM's FFI."""
+    library()
+    function = getattr(ctypes.CDLL(library_path("veltair.profiles.runtime._native")), f"__tvm_ffi_{name}")
+    return ctypes.cast(function, ctypes.c_void_p).value or 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from veltair.server.ipc.messages import InferQuery, TenantSpec
@@ -45,11 +46,14 @@ class Arrivals:
         return self._count
 
     def add(self, message: InferQuery, lane: int | None) -> None:
-        """A query has come."""
+        """A query has come; its place is by the time of its arrival."""
         queue = self._queues.get(message.tenant)
         if queue is None:
             queue = self._queues[message.tenant] = deque()
-        queue.append(Arrival(message, lane))
+        at = len(queue)
+        while at and queue[at - 1].message.arrival_ns > message.arrival_ns:
+            at -= 1
+        queue.insert(at, Arrival(message, lane))
         self._count += 1
 
     def waiting(self, tenant: int) -> int:
@@ -65,6 +69,23 @@ class Arrivals:
         self._count -= 1
         self.taken[tenant] += 1
         return arrival
+
+    def hand_over(self, takes: Callable[[Arrival], bool]) -> bool:
+        """Offer them in their order, until one is not taken. Returns whether all were."""
+        while self._queues:
+            tenant, queue = next(iter(self._queues.items()))
+            if not takes(queue[0]):
+                return False
+            queue.popleft()
+            self._count -= 1
+            if queue:
+                self._queues.move_to_end(tenant)
+            else:
+                del self._queues[tenant]
+        return True
+
+    def __iter__(self) -> Iterator[Arrival]:
+        return chain.from_iterable(self._queues.values())
 
     def remove(self, query: int) -> Arrival | None:
         """One whose client has left; None where it does not wait here."""
@@ -82,10 +103,11 @@ class Arrivals:
         """Learn that so many queries were decided in that time, while others waited."""
         self._decision_ns += (elapsed_ns / queries - self._decision_ns) * _SMOOTHING
 
-    def too_long_ns(self, tenant: int) -> int:
-        """How much longer the tenant's next query would wait than it may; 0 where it may."""
+    def too_long_ns(self, tenant: int, each_ns: float | None = None) -> int:
+        """How much longer the tenant's next query would wait than it may; 0 where it may. `each_ns`: what each before
+        it takes; None: a decision."""
         queue = self._queues.get(tenant)
         if queue is None:
             return 0
-        wait_ns = len(queue) * len(self._queues) * self._decision_ns
+        wait_ns = len(queue) * len(self._queues) * (self._decision_ns if each_ns is None else each_ns)
         return max(0, int(wait_ns - min(MOST_WAIT * self._tenants[tenant].qos_ns, MOST_WAIT_NS)))

@@ -18,7 +18,7 @@ from veltair.server.engine.event_log import open_event_log, scheduler_settings
 from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.in_flight_batch import InFlightBatch
 from veltair.server.engine.in_flight_queries import InFlightQueries
-from veltair.server.engine.lone_queries import LoneQueries
+from veltair.server.engine.lending.lone_queries import LoneQueries
 from veltair.server.engine.machine_limits import default_workers, home_core, largest_cell, limit_machine
 from veltair.server.engine.models.model_changes import ModelChanges
 from veltair.server.engine.models.served_models import ServedModels
@@ -81,7 +81,7 @@ class Engine:
         self._decide, self._timings = deciding.decide, deciding.timings
         lends = make_policy(configure.policy).starts_unasked and not self._log  # which has every query
         known = self._specs, self._arrivals, self._lanes, self._supervisor, self._queries, self._decide
-        self._lone = LoneQueries(configure.lanes if lends else None, *known)
+        self._lone = LoneQueries(configure.lanes if lends else None, *known, self._cores)
         edge_timing = EdgeTiming(os.getppid(), self._specs, self._lanes.work, self._arrivals.taken)
         served = ServedModels(self._specs, self._scheduler, self._arrivals, self._queries, self._decide)
         self._changes = ModelChanges(served, self._supervisor, opened, front.send)
@@ -100,8 +100,7 @@ class Engine:
 
     def _poll_once(self) -> None:
         front, supervisor = self._front, self._supervisor
-        at_once = self._arrivals and not self._lone.called
-        ready = self._poll.poll(0 if at_once else self._upkeep.wait_s(time.monotonic_ns()))
+        ready = self._poll.poll(self._lone.wait_s(self._upkeep.wait_s(time.monotonic_ns())))
         begin_ns = time.monotonic_ns()
         if len(ready) > 1:
             ready.sort(key=self._urgency)
@@ -118,13 +117,12 @@ class Engine:
                 front.flush()
                 self._read_front()
             self._lanes.wake_fronts()
-        if self._arrivals and self._lone.take_back():
+        if self._lone.must_decide(changing=self._changes.under_way):
             self._decide_arrivals(begin_ns)
         now_ns = time.monotonic_ns()
         if workers_did_something or self._upkeep.is_due(now_ns):
             self._keep_up(now_ns)
-        if not (self._arrivals or self._queries.batches() or self._changes.under_way):
-            self._lone.lend()
+        self._lone.lend()
         wanted = select.EPOLLIN | (select.EPOLLOUT if front.backlog else 0)
         if wanted != self._front_events:
             self._front_events = wanted
@@ -158,7 +156,6 @@ class Engine:
                 case m.AbortQuery(query=query):
                     self._abort(query)
                 case m.LoadModel() | m.UnloadModel() as change:
-                    self._lone.forget()
                     self._changes.begin(change, self._front.take_descriptors())
                 case m.GetStatus(since=since):
                     self._answer_bell()  # who asks may have answers that workers told it of before their bell rang
@@ -178,8 +175,8 @@ class Engine:
                 self._abort(message.query)
                 continue
             self._arrivals.add(message, lane)
-            if over_ns := self._arrivals.too_long_ns(message.tenant):
-                self._lanes.shut(message.tenant, 1, over_ns)
+            self._lone.refuse_more(message.tenant)
+        self._lone.look(time.monotonic_ns(), wanted=False)  # a thread rings where queries wait for long
 
     def _decide_arrivals(self, begin_ns: int) -> None:
         """Take some of the queries that have arrived, between two looks at the workers."""
@@ -195,10 +192,11 @@ class Engine:
             arrivals.decided(count, time.monotonic_ns() - begin_ns)
 
     def _abort(self, query: int) -> None:
+        self._lone.find(query)
         if (arrival := self._arrivals.remove(query)) is not None:  # the scheduler does not know it yet
             self._queries.add(arrival.message, time.monotonic_ns(), arrival.lane)
             self._queries.cancel(query)
-        elif self._lone.now_known(query) and self._queries.cancel(query):
+        elif self._queries.has(query) and self._queries.cancel(query):
             self._decide(events.QueryCancelled(time.monotonic_ns(), query))
 
     # Workers

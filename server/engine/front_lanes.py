@@ -59,8 +59,7 @@ class FrontLanes:
             message, lane = query.message, query.lane
             if lane is None:
                 return b""
-            place = message.tenant * self._slots + message.slot
-            callers.append(Caller(message.query, query.taken_ns, lane, place))
+            callers.append(Caller(message.query, query.taken_ns, lane, self.place(message.tenant, message.slot)))
         return pack_callers(callers)
 
     def end(self, lane: int, ended: QueryEnded, tenant: int, slot: int) -> None:
@@ -73,6 +72,11 @@ class FrontLanes:
         if self._lanes:
             self._gates.shut(tenant, batch, time.monotonic_ns(), for_ns, priority_level)
 
+    def refuse(self, tenant: int, for_ns: int) -> None:
+        """Have the front refuse all of the tenant's queries for so long, and none of them afterwards."""
+        if self._lanes:
+            self._gates.refuse(tenant, time.monotonic_ns(), for_ns)
+
     def decided(self, query: InferQuery, now_ns: int, *, admitted: bool) -> None:
         """Whether the query is admitted has been decided: the front may send others like it."""
         if self._lanes:
@@ -81,6 +85,10 @@ class FrontLanes:
     def work(self, tenant: int) -> int:
         """What the I/O threads have done for the tenant's number, in requests; for those that they refused too."""
         return self._gates.work(tenant) if self._lanes else 0
+
+    def place(self, tenant: int, slot: int) -> int:
+        """As callers name it."""
+        return tenant * self._slots + slot
 
     def tenant_and_slot(self, place: int) -> tuple[int, int]:
         """Of a caller's place."""

@@ -58,6 +58,14 @@ class AdmissionGates:
             words[at + _SHUT_UNTIL], words[at + _AJAR_UNTIL] = until_ns, until_ns + AJAR_NS
             words[at + _GIVEN] = words[at + _TAKEN] + UNDECIDED
 
+    def refuse(self, tenant: int, now_ns: int, for_ns: int) -> None:
+        """All queries of the tenant are refused for a while; then none of them is, or needs a pass."""
+        words, until_ns = self._words, now_ns + min(for_ns, MOST_SHUT_NS)
+        for level in range(1, PRIORITY_LEVELS + 1):
+            at = _place(tenant, level)
+            words[at + _LEAST_BATCH] = 1
+            words[at + _SHUT_UNTIL], words[at + _AJAR_UNTIL] = until_ns, until_ns
+
     def decided(self, tenant: int, now_ns: int, priority_level: int, *, admitted: bool) -> None:
         """The engine has decided about one of these queries: where the gate is ajar, another one may come, and two for
         one that was admitted."""

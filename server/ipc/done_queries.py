@@ -32,7 +32,8 @@ DONE = np.dtype(  # a record of memory, as `done_queries.h` has it
         ("end_ns", np.int64),
         ("ended_ns", np.int64),
         ("next", np.uint32),
-        ("unused", np.uint32, 3),
+        ("unasked", np.uint32),
+        ("unused", np.uint32, 2),
     ]
 )
 

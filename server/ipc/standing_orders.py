@@ -1,19 +1,24 @@
-"""`StandingOrders`: shared memory in which I/O threads order blocks of a worker by themselves, while nothing else runs.
+"""`StandingOrders`: shared memory in which I/O threads order blocks of a worker by themselves, without the engine.
 
-A query that comes alone needs no decision that the last one like it did not need, and every wake-up of the engine costs
-it more than the query's kernels. So while no query is in flight, the engine lends out a worker with the orders that it
-would give, one for each tenant and number of samples. A *term* goes like this:
+A query that comes alone needs no decision that the last one like it did not need, and one that runs for less time than
+a decision takes can as well wait until the one before it has ended. Every wake-up of the engine costs more than such
+queries' kernels. So while no query is in flight, the engine lends out a worker with the orders that it would give, one
+for each tenant and number of samples. A *term* goes like this:
 
 1. The engine has a worker attend (`WorkerCell.attend`), which answers at once, writes orders and opens the state.
-2. An I/O thread claims the state for a query and wakes the worker, which runs the query, tells the thread of its end
-   past the engine (`DoneQueries`), and opens the state again. One query runs at a time; a thread that finds it claimed
-   sends its query to the engine as ever.
-3. The engine withdraws its orders before it decides anything. Where no query runs, the worker is its own again at once;
-   else the query becomes one like any other, on a worker like any other (`QueryRuns`): the cell can move it and cancel
-   it, and at its end the worker ends the term, writes how the query ended, and rings the bell.
+2. An I/O thread puts a claim into its ring; so does the engine for queries that arrived while it lent the worker.
+   Where the state is open, it claims the state for it and wakes the worker. The worker runs the query, tells the
+   thread of its end past the engine (`DoneQueries`), and goes on with the next claim that waits, or opens the state
+   again. Where the state is claimed, a claim may wait if its order says so (`wait_ns`); else the thread sends its
+   query to the engine as ever.
+3. The engine withdraws its orders before it decides anything, and takes the claims that wait: they are queries that
+   have arrived. Where none runs, the worker is its own again at once; else that query becomes one like any other, on a
+   worker like any other (`QueryRuns`): the cell can move it and cancel it, and at its end the worker ends the term,
+   writes how the query ended, and rings the bell.
 
-The state is one word, in which the worker waits as a futex. It says which term it is, so that nobody mistakes one for
-another. The functions are those of `server/wire/standing_orders.c`, which the I/O threads use themselves.
+The state is one word, in which the worker waits as a futex. It says which term it is and which claim runs, so that
+nobody mistakes one for another. The functions are those of `server/wire/standing_orders.c`, which the I/O threads and
+the worker use themselves.
 """
 
 from __future__ import annotations
@@ -31,17 +36,19 @@ import numpy as np
 
 from veltair.machine.native_library import native_library
 from veltair.server.ipc.block_orders import BlockEnd
-from veltair.server.ipc.done_queries import Caller, DoneQueries, pack_callers
+from veltair.server.ipc.done_queries import Caller, DoneQueries
 from veltair.server.ipc.worker_cell import pack_cores, unpack_cores
-from veltair.types import CoreSet
+from veltair.types import DEFAULT_PRIORITY_LEVEL, CoreSet
 
-MOST_ORDERS, MOST_LAYERS = 16, 220
-_TERM, _TERMS, _WHAT = 8, 1 << 24, 0xFF
-CLOSED, OPEN, CLAIMED = range(3)  # the lowest byte of the state; from CLAIMED on by the I/O thread
-_CLAIMS_AT, _CLAIM_BYTES, _COUNT_BYTES, _ORDER_BYTES = 256, 64, 64, 1024
-_CLAIM = Struct("<QqIIII")  # query, when it was sent, lane, place, number of the order, slot
-_COUNT, _ORDER = Struct("<I"), Struct("<iiI4x128s")
-_END_AT, _END = 192, Struct("<IIqqq")
+MOST_ORDERS, MOST_LAYERS, MOST_RINGS = 16, 220, 65
+CLAIMS = 256  # places of a ring
+_TERM, _TERMS, _POSITION, _WHAT = 17, 1 << 15, 2, 3
+_CLOSED, _OPEN, _CLAIMED, _WITHDRAWN = range(4)  # the lowest two bits of the state
+_COUNT_BYTES, _ORDER_BYTES = 64, 1024
+_CLAIM = Struct("<QqIIIIqqi12x")  # query, when it was sent, lane, place, order, slot, arrival, deadline, priority level
+_COUNT, _ORDER = Struct("<I"), Struct("<iiII128s")
+_END_AT, _END = 128, Struct("<IIqqq")
+NO_CLAIM, TERM_OVER = -1, -2  # in place of a claim's position
 
 
 class StandingOrder(msgspec.Struct, frozen=True):
@@ -51,20 +58,18 @@ class StandingOrder(msgspec.Struct, frozen=True):
     samples: int
     versions: tuple[int, ...]  # of each layer
     cores: CoreSet
+    wait_ns: int = 0  # for others of its ring, behind one that runs; 0: it runs at once or not at all
 
 
 class Claim(NamedTuple):
-    """A query that an I/O thread has ordered.
-
-    ::
-
-        claim = standing.claim(lane)
-        claim.caller.query, claim.order
-    """
+    """A query that an I/O thread has ordered: `Claim(Caller(7, taken_ns=100, lane=0, place=12), order=0, slot=4)`."""
 
     caller: Caller
     order: int  # its number
     slot: int
+    arrival_ns: int = 0
+    deadline_ns: int = 0  # 0: none
+    priority_level: int = DEFAULT_PRIORITY_LEVEL
 
 
 def create_standing_orders(lanes: int) -> int:
@@ -78,27 +83,28 @@ class StandingOrders:
     """Maps the memory behind a descriptor of `create_standing_orders`.
 
     >>> standing = StandingOrders(create_standing_orders(lanes=1), lanes=1)
-    >>> standing.write([StandingOrder(3, samples=1, versions=(0, 2), cores=(0,))])
+    >>> standing.write([StandingOrder(3, samples=1, versions=(0, 2), cores=(0,), wait_ns=5_000_000)])
     >>> standing.open(term=1)
-    >>> standing.ask(Caller(query=7, taken_ns=100, lane=0, place=12), tenant=3, samples=1, slot=4)
-    True
-    >>> lane = standing.wait(term=1, patience_ns=0)
-    >>> standing.claim(lane).slot, standing.order(standing.claim(lane).order).versions
-    (4, (0, 2))
-    >>> standing.withdraw(term=1)  # it runs
+    >>> cursors = standing.begin_claims()
+    >>> for query in (7, 8, 9):
+    ...     claim = Claim(Caller(query, taken_ns=100, lane=0, place=query), order=0, slot=query)
+    ...     assert standing.ask(0, claim, tenant=3, samples=1)
+    >>> position = standing.next_claim(term=1, patience_ns=0)
+    >>> standing.claim(position).slot, standing.order(standing.claim(position).order).versions
+    (7, (0, 2))
+    >>> end = BlockEnd(query=7, stop=2, reported=False, begin_ns=100, end_ns=350)
+    >>> standing.end(1, position, cursors, end, done=None)
     False
-    >>> standing.end(1, lane, BlockEnd(query=7, stop=2, reported=False, begin_ns=100, end_ns=350), done=None)
-    True
-    >>> standing.ended(term=1), standing.end_of(query=7).stop
-    (True, 2)
+    >>> standing.withdraw(term=1).slot, [claim.slot for claim in standing.take_waiting(term=1)]  # 8 runs
+    (8, [9])
     """
 
     def __init__(self, fd: int, lanes: int) -> None:
-        self._lanes = lanes
+        self.lanes = lanes
         self._functions = _functions()
         self._page = mmap.mmap(fd, self._functions.standing_orders_bytes(lanes))
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
-        self._count_at = _CLAIMS_AT + _CLAIM_BYTES * lanes
+        self._count_at = self._functions.standing_orders_at(lanes)
         self._orders_at = self._count_at + _COUNT_BYTES
 
     # The engine's side
@@ -108,7 +114,8 @@ class StandingOrders:
         for number, order in enumerate(orders):
             at = self._orders_at + number * _ORDER_BYTES
             layers = len(order.versions)
-            _ORDER.pack_into(self._page, at, order.tenant, order.samples, layers, pack_cores(order.cores))
+            what = order.tenant, order.samples, layers, order.wait_ns
+            _ORDER.pack_into(self._page, at, *what, pack_cores(order.cores))
             versions = np.array(order.versions, "<u4").tobytes()
             self._page[at + _ORDER.size : at + _ORDER.size + len(versions)] = versions
         _COUNT.pack_into(self._page, self._count_at, len(orders))
@@ -117,9 +124,15 @@ class StandingOrders:
         """The worker of this term attends: I/O threads may claim."""
         self._functions.open_orders(self.address, term)
 
-    def withdraw(self, term: int) -> bool:
-        """No query may be claimed any more. Returns whether none runs; else the worker ends the term, and rings."""
-        return bool(self._functions.withdraw_orders(self.address, term))
+    def withdraw(self, term: int) -> Claim | None:
+        """No more claims run. Returns the one that does; at its end the worker ends the term, and rings."""
+        return self._running(self._functions.withdraw_orders(self.address, term), term)
+
+    def take_waiting(self, term: int) -> list[Claim]:
+        """The claims that wait in this term, which has been withdrawn: nobody else sees to them from here on."""
+        packed = ctypes.create_string_buffer((self.lanes + 1) * CLAIMS * _CLAIM.size)
+        count = self._functions.take_waiting(self.address, self.lanes, term, packed)
+        return [_unpack_claim(packed, number * _CLAIM.size) for number in range(count)]
 
     def close(self, term: int) -> None:
         """End a term that was not opened, or whose worker is gone."""
@@ -127,66 +140,76 @@ class StandingOrders:
 
     def ended(self, term: int) -> bool:
         """Whether nobody runs a query of this term, or will."""
-        return self._state() == term << _TERM | CLOSED
+        state: int = self._functions.orders_state(self.address)
+        return state == term << _TERM | _CLOSED
 
     def running(self, term: int) -> Claim | None:
         """The query that has been claimed and has not ended."""
-        state = self._state()
-        claimed = state >> _TERM == term and state & _WHAT >= CLAIMED
-        return self.claim((state & _WHAT) - CLAIMED) if claimed else None
+        return self._running(self._functions.orders_state(self.address), term)
 
     def end_of(self, query: int) -> BlockEnd:
         """How the query ended with which the last term has ended."""
         stop, reported, *times = _END.unpack_from(self._page, _END_AT)
         return BlockEnd(query, stop, bool(reported), *times)
 
-    def _state(self) -> int:
-        state: int = self._functions.orders_state(self.address)
-        return state
+    def _running(self, state: int, term: int) -> Claim | None:
+        runs = state >> _TERM == term and state & _WHAT in (_CLAIMED, _WITHDRAWN)
+        return self.claim((state & ((1 << _TERM) - 1)) >> _POSITION) if runs else None
 
-    # The worker's side
+    # The worker's side, as claims.c does it for most
 
-    def wait(self, term: int, patience_ns: int) -> int | None:
-        """Sleep until a query is claimed or the term has ended. Returns the number of the I/O thread that has claimed
-        one, -1 at the end, and None when there was neither after that time or a signal."""
-        state = self._functions.wait_for_claim(self.address, term, patience_ns)
-        if state >> _TERM != term:  # not opened yet, or there has been another since
-            return None if (term - (state >> _TERM)) % _TERMS < _TERMS // 2 else -1
-        if state & _WHAT == OPEN:
-            return None
-        return int(state & _WHAT) - CLAIMED if state & _WHAT >= CLAIMED else -1
+    def begin_claims(self) -> ctypes.Array[ctypes.c_uint32]:
+        """What `end` needs: how far each ring has been looked at. Call it before the first of a term."""
+        cursors = (ctypes.c_uint32 * MOST_RINGS)()
+        self._functions.begin_claims(self.address, self.lanes, cursors)
+        return cursors
 
-    def claim(self, lane: int) -> Claim:
-        """What the I/O thread has claimed last."""
-        *caller, order, slot = _CLAIM.unpack_from(self._page, _CLAIMS_AT + _CLAIM_BYTES * lane)
-        return Claim(Caller(*caller), order, slot)
+    def next_claim(self, term: int, patience_ns: int) -> int:
+        """Sleep until a query is to run or the term has ended. Returns the claim's position, TERM_OVER at the end, and
+        NO_CLAIM when there was neither after that time or a signal."""
+        return int(self._functions.next_claim(self.address, term, patience_ns))
+
+    def claim(self, position: int) -> Claim:
+        """What is or was claimed there."""
+        return _unpack_claim(
+            ctypes.string_at(self._functions.claim_at(self.address, self.lanes, position), _CLAIM.size)
+        )
 
     def order(self, number: int) -> StandingOrder:
         """One of those that were written."""
         at = self._orders_at + number * _ORDER_BYTES
-        tenant, samples, layers, cores = _ORDER.unpack_from(self._page, at)
+        tenant, samples, layers, wait_ns, cores = _ORDER.unpack_from(self._page, at)
         versions = unpack_from(f"<{layers}I", self._page, at + _ORDER.size)
-        return StandingOrder(tenant, samples, versions, unpack_cores(cores))
+        return StandingOrder(tenant, samples, versions, unpack_cores(cores), wait_ns)
 
-    def end(self, term: int, lane: int, end: BlockEnd, done: DoneQueries | None) -> bool:
-        """The claim has ended, and another may come. `done`: by which its thread is told; None: the engine tells.
-        Returns whether the term has ended with it: then the engine waits for the bell."""
-        where = (None, 0, 0, None) if done is None else done.memory
+    def end(
+        self, term: int, position: int, cursors: ctypes.Array[ctypes.c_uint32], end: BlockEnd, done: DoneQueries | None
+    ) -> bool:
+        """The claim has ended: the next one that waits is to run, or another may come. `done`: by which its thread is
+        told; None: the engine tells. Returns whether the term has ended with it: then the engine waits for the bell."""
+        memory, _, places, wakes = (None, 0, 0, None) if done is None else done.memory
+        where = self.address, self.lanes, term, position, cursors, memory, places, wakes
         how = end.stop, end.reported, end.begin_ns, end.end_ns
-        return bool(self._functions.end_claim(self.address, term, lane, *where, *how))
+        return bool(self._functions.end_claim_at(*where, *how))
 
-    # The I/O threads' side, as they do it
+    # The I/O threads' side, as they do it; the engine's, too, for queries that had to wait until it had lent a worker
 
-    def ask(self, caller: Caller, tenant: int, samples: int, slot: int) -> bool:
-        """Claim for this query. Returns False where that cannot be: the engine has to decide."""
-        packed = pack_callers([caller])
-        return bool(self._functions.claim_order(self.address, self._lanes, packed, tenant, samples, slot))
+    def ask(self, ring: int, claim: Claim, tenant: int, samples: int) -> bool:
+        """Claim for this query; the number of its order is found. `ring`: the thread's number; the engine's comes last.
+        Returns False where that cannot be: the engine has to decide."""
+        packed = _CLAIM.pack(*claim.caller, *claim[1:])
+        return bool(self._functions.claim_order(self.address, self.lanes, ring, packed, tenant, samples))
+
+
+def _unpack_claim(packed: bytes | ctypes.Array[ctypes.c_char], at: int = 0) -> Claim:
+    query, taken_ns, lane, place, *rest = _CLAIM.unpack_from(packed, at)
+    return Claim(Caller(query, taken_ns, lane, place), *rest)
 
 
 def term_after(term: int) -> int:
     """The number of the next term.
 
-    >>> term_after(0), term_after((1 << 24) - 1)
+    >>> term_after(0), term_after((1 << 15) - 1)
     (1, 0)
     """
     return (term + 1) % _TERMS
@@ -198,13 +221,32 @@ def _functions() -> Any:
     pointer, number, flag, time = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int, ctypes.c_int64
     for name, result, *arguments in (
         ("standing_orders_bytes", ctypes.c_uint64, number),
-        ("claim_order", flag, pointer, number, ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32, number),
+        ("standing_orders_at", ctypes.c_uint64, number),
+        ("claim_order", flag, pointer, number, number, ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32),
+        ("claim_at", pointer, pointer, number, number),
         ("open_orders", None, pointer, number),
-        ("withdraw_orders", flag, pointer, number),
+        ("withdraw_orders", number, pointer, number),
+        ("take_waiting", number, pointer, number, number, pointer),
         ("close_orders", None, pointer, number),
         ("orders_state", number, pointer),
-        ("wait_for_claim", number, pointer, number, time),
-        ("end_claim", flag, pointer, number, number, pointer, number, number, pointer, number, flag, time, time),
+        ("begin_claims", None, pointer, number, pointer),
+        ("next_claim", time, pointer, number, time),
+        (
+            "end_claim_at",
+            flag,
+            pointer,
+            number,
+            number,
+            number,
+            pointer,
+            pointer,
+            number,
+            pointer,
+            number,
+            flag,
+            time,
+            time,
+        ),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, tuple(arguments)

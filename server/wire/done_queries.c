@@ -28,8 +28,8 @@ done_query done_now(int64_t begin_ns, int64_t execute_ns, int64_t end_ns) {
                       .ended_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec};
 }
 
-void done_queries_put(const done_queries *to, const caller *of, const done_query *times) {
-  if (of->lane >= to->lanes || of->place >= to->places) return;
+bool done_queries_put(const done_queries *to, const caller *of, const done_query *times) {
+  if (of->lane >= to->lanes || of->place >= to->places) return false;
   done_query *record = done_queries_at(to, of->place);
   *record = *times;
   record->query = of->query;
@@ -38,6 +38,7 @@ void done_queries_put(const done_queries *to, const caller *of, const done_query
   uint32_t first = atomic_load_explicit(head, memory_order_relaxed);
   do record->next = first;
   while (!atomic_compare_exchange_weak_explicit(head, &first, of->place + 1, memory_order_release, memory_order_relaxed));
+  return first == 0;
 }
 
 uint32_t done_queries_take(const done_queries *from, uint32_t lane) {
@@ -63,8 +64,7 @@ EXPORT int64_t report_done(uint8_t *memory, uint32_t lanes, uint32_t places, con
   for (uint32_t i = 0; i < count; i++) {
     caller each;
     memcpy(&each, callers + i * sizeof each, sizeof each); /* nothing aligns them */
-    done_queries_put(&to, &each, &times);
-    if (each.lane < lanes) told |= UINT64_C(1) << each.lane;
+    if (done_queries_put(&to, &each, &times)) told |= UINT64_C(1) << each.lane;
   }
   for (uint32_t lane = 0; lane < lanes; lane++) {
     const uint64_t once = 1;

@@ -8,6 +8,7 @@
 #ifndef VELTAIR_DONE_QUERIES_H
 #define VELTAIR_DONE_QUERIES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef struct {
@@ -15,7 +16,8 @@ typedef struct {
   int64_t execute_ns;
   int64_t taken_ns, begin_ns, end_ns, ended_ns; /* stages.EngineStamps */
   uint32_t next;                                /* the place of the next in the list, plus one; 0: none */
-  uint32_t unused[3];
+  uint32_t unasked;                             /* it ran without the engine (standing_orders.h) */
+  uint32_t unused[2];
 } done_query; /* 64 bytes */
 
 /* Who waits for a query, from the engine by way of its worker. */
@@ -36,8 +38,9 @@ uint64_t done_queries_bytes(uint32_t lanes, uint32_t places);
 /* The times of queries whose blocks have ended, told of now. */
 done_query done_now(int64_t begin_ns, int64_t execute_ns, int64_t end_ns);
 
-/* Puts this query, which is done, into the list of its caller's thread. It takes stamps and execute_ns from `times`. */
-void done_queries_put(const done_queries *to, const caller *of, const done_query *times);
+/* Puts this query, which is done, into the list of its caller's thread. It takes all but the query from `times`. Returns
+ * whether the list was empty: then the thread is to be woken; else whoever put the first one in does that. */
+bool done_queries_put(const done_queries *to, const caller *of, const done_query *times);
 
 /* Takes a thread's list. Returns the place of the oldest, plus one; 0: it was empty. */
 uint32_t done_queries_take(const done_queries *from, uint32_t lane);

@@ -311,7 +311,8 @@ static bool obey(io_thread *thread) {
 static int timeout_ms(const io_thread *thread) {
   if (thread->again) return 0;
   const int64_t deadline = thread->next_deadline_ns, expiry = thread->next_expiry_ns;
-  const int64_t next = deadline < expiry ? deadline : expiry;
+  int64_t next = deadline < expiry ? deadline : expiry;
+  if (thread->next_look_ns < next) next = thread->next_look_ns;
   if (next == INT64_MAX) return -1;
   const int64_t left_ms = (next - now_ns() + 999999) / 1000000;
   return left_ms < 0 ? 0 : left_ms > INT_MAX ? INT_MAX : (int)left_ms;
@@ -335,6 +336,7 @@ static int64_t expire_reader(connection *at, int64_t now) {
 static void expire(io_thread *thread) {
   const int64_t now = now_ns();
   if (thread->next_deadline_ns <= now) queries_expire(thread, now);
+  if (thread->next_look_ns <= now) queries_look(thread, now);
   if (now < thread->next_expiry_ns) return;
   if (thread->accept_again_ns <= now) {
     thread->accept_again_ns = INT64_MAX;
@@ -380,7 +382,8 @@ static void *serve(void *argument) {
     thread->handshakes = 0;
     for (int i = 0; i < count; i++) handle(thread, &events[i], turn);
     if (thread->again) receive_again(thread, LEAST_TURN_BYTES);
-    if (thread->next_deadline_ns != INT64_MAX || thread->next_expiry_ns != INT64_MAX) expire(thread);
+    if (thread->next_deadline_ns != INT64_MAX || thread->next_expiry_ns != INT64_MAX || thread->next_look_ns != INT64_MAX)
+      expire(thread);
     serving = obey(thread);
     transmit_all(thread);
     if (thread->left && !thread->idle) tell_when_idle(thread);
@@ -394,7 +397,7 @@ static void *serve(void *argument) {
 
 bool thread_start(wire *owner, int index) {
   io_thread *thread = &owner->thread[index];
-  *thread = (io_thread){.wire = owner, .index = index, .next_deadline_ns = INT64_MAX,
+  *thread = (io_thread){.wire = owner, .index = index, .next_deadline_ns = INT64_MAX, .next_look_ns = INT64_MAX,
                         .next_expiry_ns = INT64_MAX, .accept_again_ns = INT64_MAX,
                         .chance = (uint64_t)now_ns() << 8 | (uint64_t)index << 1 | 1};
   thread->last_command = &thread->first_command;

@@ -126,14 +126,22 @@ static void notify(const engine_link *link) {
   if (write(link->bell, &one, sizeof one) < 0) return; /* it is full: the engine is awake */
 }
 
-/* Has the worker run it at once where the engine allows that. */
+/* What waits is short, and so is what it waits for; else the engine takes both. */
+enum { LOOK_NS = 20000000 };
+
+/* Has a worker run it without the engine where that allows it. */
 static bool order(io_thread *thread, const query *q) {
   const engine_link *link = thread->link;
   const lane *to = &link->lanes[thread->index];
   if (q->trace.sampled || lane_unread(to) > to->records / 2) return false;
   const caller of = {.query = q->id, .taken_ns = q->submitted_ns, .lane = (uint32_t)thread->index,
                      .place = (uint32_t)(q->plan->tenant * link->slots + q->slot)};
-  return standing_orders_claim(link->standing, link->done.lanes, &of, q->plan->tenant, q->plan->batch, (uint32_t)q->slot);
+  const standing_claim wanted = {.caller = of, .slot = (uint32_t)q->slot, .arrival_ns = q->arrival_ns,
+                                 .deadline_ns = q->deadline_ns, .priority_level = q->plan->priority_level};
+  const enum claimed claimed = standing_orders_claim(link->standing, link->done.lanes, wanted.caller.lane, &wanted,
+                                                     q->plan->tenant, q->plan->batch);
+  if (claimed == CLAIM_WAITS && thread->next_look_ns == INT64_MAX) thread->next_look_ns = now_ns() + LOOK_NS;
+  return claimed != ENGINE_DECIDES;
 }
 
 /* The engine reads it when it wakes for something else; it has other things to do than to hear of each by itself. */
@@ -142,7 +150,7 @@ static void report_ran(io_thread *thread, const query *q, const lane_end *end) {
   const lane_query record = {.query = q->id, .kind = LANE_RAN, .tenant = q->plan->tenant, .slot = q->slot,
                              .batch = q->plan->batch, .arrival_ns = q->arrival_ns, .left = !q->asker,
                              .begin_ns = end->begin_ns, .end_ns = end->end_ns, .ended_ns = end->ended_ns};
-  lane_push(to, &record); /* there was room for half of all records when it began, and it is the only one */
+  lane_push(to, &record); /* there was room for half of all records when it began, and others are as many as slots at most */
   if (lane_unread(to) > to->records / 4) notify(thread->link);
 }
 
@@ -160,8 +168,8 @@ static bool submit(asker *from, plan *plan, const request *request, int32_t slot
   const lane_query record = {.query = q->id, .kind = LANE_INFER, .tenant = plan->tenant, .slot = slot,
                              .batch = plan->batch, .arrival_ns = q->arrival_ns, .deadline_ns = deadline_ns,
                              .priority_level = plan->priority_level, .traced = q->trace.sampled};
-  q->stands = order(thread, q);
-  if (!q->stands && !lane_push(&link->lanes[thread->index], &record)) {
+  const bool ordered = order(thread, q);
+  if (!ordered && !lane_push(&link->lanes[thread->index], &record)) {
     free(q);
     return false;
   }
@@ -171,7 +179,7 @@ static bool submit(asker *from, plan *plan, const request *request, int32_t slot
   link->held[plan->tenant * link->slots + slot] = q;
   if (deadline_ns && deadline_ns < thread->next_deadline_ns) thread->next_deadline_ns = deadline_ns;
   from->query = q;
-  if (!q->stands) notify(link);
+  if (!ordered) notify(link);
   return true;
 }
 
@@ -310,14 +318,15 @@ static void leave_asker(query *q) {
   }
 }
 
-static void end_query(io_thread *thread, const lane_end *end) {
+/* `unasked`: the engine has not been told of it. */
+static void end_query(io_thread *thread, const lane_end *end, bool unasked) {
   engine_link *link = thread->link;
   query **place = &link->held[end->tenant * link->slots + end->slot], *q = *place;
   if (!q || q->id != end->query) return; /* it has ended: a worker may tell so, and die before the engine knows */
   *place = NULL;
   unlink_query(thread, q);
   asker *waiting = q->asker;
-  if (q->stands && end->outcome == DONE) report_ran(thread, q, end);
+  if (unasked) report_ran(thread, q, end);
   leave_asker(q); /* it may ask again while it is answered */
   if (waiting) answer(waiting, q, end);
   slots_give_back(link->free, end->tenant, end->slot);
@@ -335,7 +344,7 @@ static void end_done(io_thread *thread) {
     const lane_end end = {.query = done.query, .tenant = place / link->slots, .slot = place % link->slots, .outcome = DONE,
                           .execute_ns = done.execute_ns, .taken_ns = done.taken_ns, .begin_ns = done.begin_ns,
                           .end_ns = done.end_ns, .ended_ns = done.ended_ns};
-    end_query(thread, &end);
+    end_query(thread, &end, done.unasked);
   }
 }
 
@@ -350,7 +359,7 @@ void queries_end(io_thread *thread) {
   while (lane_pop(from, ends, &end)) {
     const bool known = end.tenant >= 0 && end.tenant < link->tenants && end.slot >= 0 && end.slot < link->slots &&
                        end.outcome < OUTCOMES;
-    if (known) end_query(thread, &end);
+    if (known) end_query(thread, &end, false);
   }
 }
 
@@ -389,6 +398,11 @@ void queries_expire(io_thread *thread, int64_t now) {
     refuse(late, q->plan, q->request_id, q->id_bytes, DEADLINE);
   }
   thread->next_deadline_ns = earliest;
+}
+
+void queries_look(io_thread *thread, int64_t now) {
+  thread->next_look_ns = thread->queries ? now + LOOK_NS : INT64_MAX;
+  if (thread->queries) notify(thread->link);
 }
 
 void queries_fail(io_thread *thread, int reason, const char *text) {

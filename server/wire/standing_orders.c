@@ -11,21 +11,14 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define SECOND INT64_C(1000000000)
-enum { LINE = 128, CLAIM_BYTES = 64, COUNT_BYTES = 64, TERM = 8 /* bits below it */ };
+enum { LINE = 128, COUNT_BYTES = 64, TERM = 17 /* bits below it */, POSITION = 2, WHAT = (1 << POSITION) - 1 };
 
-static _Atomic uint32_t *state_of(uint8_t *memory) { return (_Atomic uint32_t *)(void *)memory; }
-
-static _Atomic uint32_t *withdrawal_of(uint8_t *memory) { return (_Atomic uint32_t *)(void *)(memory + LINE); }
-
-static standing_claim *claim_of(uint8_t *memory, uint32_t lane) {
-  return (standing_claim *)(void *)(memory + 2 * LINE + (uint64_t)lane * CLAIM_BYTES);
-}
-
-static uint64_t orders_at(uint32_t lanes) { return 2 * LINE + (uint64_t)lanes * CLAIM_BYTES; }
-
-static uint32_t what(uint32_t state) { return state & ((1u << TERM) - 1); }
-
-static void wake(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0); }
+/* `pushed` counts those that were ever put in; a mark says in which term its place waits or runs. */
+typedef struct {
+  _Alignas(LINE) _Atomic uint32_t pushed;
+  _Alignas(LINE) _Atomic uint32_t mark[CLAIMS];
+  standing_claim claim[CLAIMS];
+} ring;
 
 /* What became of the last claim. */
 typedef struct {
@@ -33,59 +26,144 @@ typedef struct {
   int64_t begin_ns, end_ns, told_ns;
 } claim_end;
 
-static claim_end *end_of(uint8_t *memory) { return (claim_end *)(void *)(memory + LINE + LINE / 2); }
+static _Atomic uint32_t *state_of(uint8_t *memory) { return (_Atomic uint32_t *)(void *)memory; }
+
+static claim_end *end_of(uint8_t *memory) { return (claim_end *)(void *)(memory + LINE); }
+
+/* What a claim takes now: about the median of the last ones. */
+static _Atomic uint32_t *each_of(uint8_t *memory) { return (_Atomic uint32_t *)(void *)(memory + LINE + LINE / 2); }
+
+static ring *ring_of(uint8_t *memory, uint32_t number) { return (ring *)(void *)(memory + 2 * LINE) + number; }
+
+/* The I/O threads', and the engine's behind them. */
+static uint32_t rings(uint32_t lanes) { return lanes + 1; }
+
+static uint64_t orders_at(uint32_t lanes) { return 2 * LINE + (uint64_t)rings(lanes) * sizeof(ring); }
+
+static uint32_t what(uint32_t state) { return state & WHAT; }
+
+static uint32_t position_of(uint32_t state) { return (state & ((1u << TERM) - 1)) >> POSITION; }
+
+static uint32_t state_with(uint32_t term, uint32_t what, uint32_t position) { return term << TERM | position << POSITION | what; }
+
+/* Of a place that waits or runs in this term. */
+static uint32_t marked(uint32_t term) { return term << 1 | 1; }
+
+static void wake(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0); }
 
 EXPORT uint64_t standing_orders_bytes(uint32_t lanes) {
   return orders_at(lanes) + COUNT_BYTES + MOST_STANDING * sizeof(standing_order);
 }
 
-bool standing_orders_claim(uint8_t *memory, uint32_t lanes, const caller *of, int32_t tenant, int32_t samples, uint32_t slot) {
-  _Atomic uint32_t *const state = state_of(memory);
-  uint32_t open = atomic_load(state);
-  if (what(open) != STANDING_OPEN || atomic_load(withdrawal_of(memory))) return false;
-  const uint8_t *const at = memory + orders_at(lanes);
-  const standing_order *const orders = (const standing_order *)(const void *)(at + COUNT_BYTES);
-  const uint32_t count = *(const uint32_t *)(const void *)at;
-  for (uint32_t i = 0; i < count && i < MOST_STANDING; i++) {
-    if (orders[i].tenant != tenant || orders[i].samples != samples) continue;
-    *claim_of(memory, of->lane) = (standing_claim){.caller = *of, .order = i, .slot = slot};
-    /* The term is part of what is compared: these are still the orders that were looked at. */
-    if (!atomic_compare_exchange_strong(state, &open, open - STANDING_OPEN + STANDING_CLAIMED + of->lane)) return false;
-    wake(state);
-    return true;
-  }
-  return false;
+EXPORT uint64_t standing_orders_at(uint32_t lanes) { return orders_at(lanes); }
+
+EXPORT const standing_claim *claim_at(uint8_t *memory, uint32_t lanes, uint32_t position) {
+  const uint32_t number = position / CLAIMS;
+  return number < rings(lanes) ? &ring_of(memory, number)->claim[position % CLAIMS] : NULL;
 }
 
-/* For tests, which are the I/O thread. */
-EXPORT int claim_order(uint8_t *memory, uint32_t lanes, const caller *of, int32_t tenant, int32_t samples, uint32_t slot) {
-  return standing_orders_claim(memory, lanes, of, tenant, samples, slot);
+/* The number of the order for this many samples of a tenant; none: that of all orders. */
+static uint32_t order_for(const standing_order *orders, uint32_t count, int32_t tenant, int32_t samples) {
+  for (uint32_t i = 0; i < count; i++)
+    if (orders[i].tenant == tenant && orders[i].samples == samples) return i;
+  return count;
+}
+
+/* Whether this query may take the next place. A claim may wait only behind one that is as short. */
+static bool may_claim(uint8_t *memory, uint32_t lanes, uint32_t from, uint32_t found, const standing_order *orders,
+                      uint32_t count, uint32_t order, int32_t priority_level) {
+  const ring *const own = ring_of(memory, from);
+  const uint32_t mark = marked(found >> TERM), pushed = own->pushed;
+  if (what(found) == STANDING_OPEN) return own->mark[pushed % CLAIMS] != mark;
+  if (priority_level != DEFAULT_PRIORITY_LEVEL) return false;
+  const uint32_t each_ns = atomic_load_explicit(each_of(memory), memory_order_relaxed);
+  uint32_t most = orders[order].wait_ns / (each_ns + 1);
+  if (from == lanes) most *= 2; /* the engine's ring is for all threads */
+  if (most > MOST_CLAIMS_WAITING) most = MOST_CLAIMS_WAITING;
+  if (!most || own->mark[(pushed - most) % CLAIMS] == mark) return false;
+  const standing_claim *const runs = claim_at(memory, lanes, position_of(found));
+  return runs && runs->order < count && orders[runs->order].wait_ns;
+}
+
+enum claimed standing_orders_claim(uint8_t *memory, uint32_t lanes, uint32_t from, const standing_claim *wanted,
+                                   int32_t tenant, int32_t samples) {
+  _Atomic uint32_t *const state = state_of(memory);
+  uint32_t found = atomic_load(state);
+  const uint32_t term = found >> TERM;
+  if (what(found) == STANDING_CLOSED || what(found) == STANDING_WITHDRAWN || from >= rings(lanes)) return ENGINE_DECIDES;
+  const uint8_t *const at = memory + orders_at(lanes);
+  const standing_order *const orders = (const standing_order *)(const void *)(at + COUNT_BYTES);
+  uint32_t count = *(const uint32_t *)(const void *)at;
+  if (count > MOST_STANDING) count = MOST_STANDING;
+  const uint32_t order = order_for(orders, count, tenant, samples);
+  ring *const own = ring_of(memory, from);
+  if (order == count || !may_claim(memory, lanes, from, found, orders, count, order, wanted->priority_level)) return ENGINE_DECIDES;
+  const uint32_t place = own->pushed % CLAIMS;
+  own->claim[place] = *wanted;
+  own->claim[place].order = order;
+  atomic_store(&own->mark[place], marked(term));
+  atomic_store(&own->pushed, own->pushed + 1);
+  /* Either the worker finds the claim when it has opened the state, or this thread finds it open. */
+  for (found = atomic_load(state); found >> TERM == term;) {
+    if (what(found) == STANDING_CLAIMED) return CLAIM_WAITS;
+    if (what(found) != STANDING_OPEN) break;
+    if (!atomic_compare_exchange_strong(state, &found, state_with(term, STANDING_CLAIMED, from * CLAIMS + place))) continue;
+    wake(state);
+    return CLAIM_RUNS;
+  }
+  /* The term is over: the claim is this thread's again, or the engine has found it. Its place stays empty. */
+  uint32_t mark = marked(term);
+  return atomic_compare_exchange_strong(&own->mark[place], &mark, 0) ? ENGINE_DECIDES : CLAIM_WAITS;
+}
+
+/* The engine, by its ring, and tests, which are the I/O threads. */
+EXPORT int claim_order(uint8_t *memory, uint32_t lanes, uint32_t from, const standing_claim *wanted, int32_t tenant,
+                       int32_t samples) {
+  return standing_orders_claim(memory, lanes, from, wanted, tenant, samples) != ENGINE_DECIDES;
 }
 
 /* The engine: the worker of this term attends, and queries may come. */
-EXPORT void open_orders(uint8_t *memory, uint32_t term) {
-  atomic_store(withdrawal_of(memory), 0);
-  atomic_store(state_of(memory), term << TERM | STANDING_OPEN);
-}
+EXPORT void open_orders(uint8_t *memory, uint32_t term) { atomic_store(state_of(memory), state_with(term, STANDING_OPEN, 0)); }
 
-/* The engine: no more queries come. Returns whether none runs; the worker ends the term when it has run the one that
- * does, and rings. */
-EXPORT int withdraw_orders(uint8_t *memory, uint32_t term) {
+/* The engine: no more claims are run. Returns the state: withdrawn where one runs, at whose end the worker ends the term
+ * and rings; else closed. */
+EXPORT uint32_t withdraw_orders(uint8_t *memory, uint32_t term) {
   _Atomic uint32_t *const state = state_of(memory);
-  uint32_t open = term << TERM | STANDING_OPEN;
-  atomic_store(withdrawal_of(memory), 1);
-  if (!atomic_compare_exchange_strong(state, &open, term << TERM | STANDING_CLOSED)) return what(open) == STANDING_CLOSED;
+  uint32_t found = atomic_load(state), to = found;
+  do {
+    if (found >> TERM != term || what(found) == STANDING_CLOSED || what(found) == STANDING_WITHDRAWN) return found;
+    to = what(found) == STANDING_OPEN ? state_with(term, STANDING_CLOSED, 0)
+                                      : state_with(term, STANDING_WITHDRAWN, position_of(found));
+  } while (!atomic_compare_exchange_weak(state, &found, to));
   wake(state);
-  return true;
+  return to;
 }
 
 /* The engine: the term has ended, whatever its worker does: it has not begun, or is dead. */
 EXPORT void close_orders(uint8_t *memory, uint32_t term) {
-  atomic_store(state_of(memory), term << TERM | STANDING_CLOSED);
+  atomic_store(state_of(memory), state_with(term, STANDING_CLOSED, 0));
   wake(state_of(memory));
 }
 
 EXPORT uint32_t orders_state(uint8_t *memory) { return atomic_load(state_of(memory)); }
+
+/* The engine: copies the claims that wait in this term, which has been withdrawn or closed, with those of a ring in
+ * their order; they are the engine's from here on. Returns how many. `to` has room for all. */
+EXPORT uint32_t take_waiting(uint8_t *memory, uint32_t lanes, uint32_t term, standing_claim *to) {
+  const uint32_t state = atomic_load(state_of(memory));
+  uint32_t count = 0;
+  for (uint32_t number = 0; number < rings(lanes); number++) {
+    ring *const from = ring_of(memory, number);
+    const uint32_t end = atomic_load(&from->pushed);
+    for (uint32_t at = end - CLAIMS; at != end; at++) {
+      const uint32_t place = at % CLAIMS;
+      uint32_t mark = marked(term);
+      if (state == state_with(term, STANDING_WITHDRAWN, number * CLAIMS + place)) continue; /* it runs */
+      if (atomic_compare_exchange_strong(&from->mark[place], &mark, 0)) to[count++] = from->claim[place];
+    }
+  }
+  return count;
+}
 
 /* Whether a term has begun after this one. */
 static bool is_over(uint32_t state, uint32_t term) {
@@ -93,37 +171,90 @@ static bool is_over(uint32_t state, uint32_t term) {
   return ahead && ahead < 1u << (31 - TERM);
 }
 
-/* The worker: returns the state once it is a claim, the end of the term or a later one, or after `patience_ns` or a
- * signal. */
-EXPORT uint32_t wait_for_claim(uint8_t *memory, uint32_t term, int64_t patience_ns) {
-  _Atomic uint32_t *const state = state_of(memory);
-  const uint32_t found = atomic_load(state);
-  if (is_over(found, term) || (found >> TERM == term && what(found) != STANDING_OPEN)) return found;
-  const struct timespec patience = {patience_ns / SECOND, patience_ns % SECOND};
-  syscall(SYS_futex, state, FUTEX_WAIT, found, &patience, NULL, 0);
-  return atomic_load(state);
+/* The position of a claim, NO_CLAIM or TERM_OVER. */
+static int64_t read_state(uint32_t state, uint32_t term) {
+  if (is_over(state, term)) return TERM_OVER;
+  if (state >> TERM != term || what(state) == STANDING_OPEN) return NO_CLAIM;
+  return what(state) == STANDING_CLOSED ? TERM_OVER : (int64_t)position_of(state);
 }
 
-/* The worker: the claim of `lane` has ended, and another may come. `done`: whose thread is told, with `wakes` as in
- * report_done; NULL: that is the engine's to do. Returns whether the term has ended with it.
+/* The worker: returns the position of the claim to run, TERM_OVER at the end of the term or in a later one, and NO_CLAIM
+ * after `patience_ns` or a signal. */
+EXPORT int64_t next_claim(uint8_t *memory, uint32_t term, int64_t patience_ns) {
+  _Atomic uint32_t *const state = state_of(memory);
+  const uint32_t found = atomic_load(state);
+  const int64_t claim = read_state(found, term);
+  if (claim != NO_CLAIM) return claim;
+  const struct timespec patience = {patience_ns / SECOND, patience_ns % SECOND};
+  syscall(SYS_futex, state, FUTEX_WAIT, found, &patience, NULL, 0);
+  return read_state(atomic_load(state), term);
+}
+
+/* Before the first claim of a term. */
+EXPORT void begin_claims(uint8_t *memory, uint32_t lanes, uint32_t *cursors) {
+  for (uint32_t i = 0; i < rings(lanes); i++) cursors[i] = atomic_load(&ring_of(memory, i)->pushed) - CLAIMS;
+}
+
+/* The oldest claim that waits, of the rings in turn after `last`. */
+static int64_t waiting_after(uint8_t *memory, uint32_t lanes, uint32_t term, uint32_t last, uint32_t *cursors) {
+  for (uint32_t i = 1; i <= rings(lanes); i++) {
+    const uint32_t next = (last + i) % rings(lanes);
+    ring *const from = ring_of(memory, next);
+    const uint32_t end = atomic_load(&from->pushed);
+    if (end - cursors[next] > CLAIMS) cursors[next] = end - CLAIMS;
+    for (; cursors[next] != end; cursors[next]++) {
+      const uint32_t place = cursors[next] % CLAIMS;
+      if (atomic_load(&from->mark[place]) == marked(term)) return next * CLAIMS + place;
+    }
+  }
+  return NO_CLAIM;
+}
+
+/* The worker: this claim has ended, and the next one that waits is to run, or another may come. `done`: whose thread is
+ * told, and woken with `wakes` as in report_done; NULL: that is the engine's to do. Returns whether the term has ended
+ * with it.
  *
  * The query is in the list first, so that it is told of even if this worker is killed; then the next one may be claimed,
  * since a client may send it as soon as it has its answer. */
-EXPORT int end_claim(uint8_t *memory, uint32_t term, uint32_t lane, uint8_t *done, uint32_t lanes, uint32_t places,
-                     const int32_t *wakes, uint32_t stop, int reported, int64_t begin_ns, int64_t end_ns) {
+int end_claim(uint8_t *memory, uint32_t term, uint32_t position, uint32_t *cursors, const done_queries *done,
+              const int32_t *wakes, uint32_t stop, int reported, int64_t begin_ns, int64_t end_ns) {
   _Atomic uint32_t *const state = state_of(memory);
-  uint32_t open = term << TERM | STANDING_OPEN;
+  const uint32_t lanes = done->lanes, last = position / CLAIMS, open = state_with(term, STANDING_OPEN, 0);
+  const caller of = claim_at(memory, lanes, position)->caller;
+  bool tells = wakes;
+  uint32_t found = state_with(term, STANDING_CLAIMED, position);
   int64_t told_ns = 0;
-  if (done) {
-    const done_queries to = {done, lanes, places};
-    const caller of = claim_of(memory, lane)->caller;
-    const done_query times = done_now(begin_ns, end_ns - begin_ns, end_ns);
-    done_queries_put(&to, &of, &times);
+  if (tells) {
+    done_query times = done_now(begin_ns, end_ns - begin_ns, end_ns);
+    times.unasked = atomic_load(state) == found;
+    tells = done_queries_put(done, &of, &times);
     told_ns = times.ended_ns;
   }
+  const uint32_t each_ns = atomic_load_explicit(each_of(memory), memory_order_relaxed), step = each_ns / 32 + 1;
+  const uint32_t now_ns = end_ns - begin_ns > each_ns ? each_ns + step : each_ns > step ? each_ns - step : 0;
+  atomic_store_explicit(each_of(memory), now_ns, memory_order_relaxed);
   *end_of(memory) = (claim_end){stop, (uint32_t)reported, begin_ns, end_ns, told_ns};
-  atomic_store(state, open);
+  atomic_store(&ring_of(memory, last)->mark[position % CLAIMS], 0);
+  int64_t next = waiting_after(memory, lanes, term, last, cursors);
+  bool over = !atomic_compare_exchange_strong(
+      state, &found, next == NO_CLAIM ? open : state_with(term, STANDING_CLAIMED, (uint32_t)next));
+  if (!over && next == NO_CLAIM && (next = waiting_after(memory, lanes, term, last, cursors)) != NO_CLAIM) {
+    found = open; /* one came meanwhile; if that fails, its thread has seen the state open, or the engine has closed it */
+    atomic_compare_exchange_strong(state, &found, state_with(term, STANDING_CLAIMED, (uint32_t)next));
+  }
   const uint64_t once = 1;
-  while (done && lane < lanes && write(wakes[lane], &once, sizeof once) < 0 && errno == EINTR) continue;
-  return atomic_load(withdrawal_of(memory)) && atomic_compare_exchange_strong(state, &open, term << TERM | STANDING_CLOSED);
+  while (tells && write(wakes[of.lane], &once, sizeof once) < 0 && errno == EINTR) continue;
+  if (over) {
+    found = state_with(term, STANDING_WITHDRAWN, position);
+    over = atomic_compare_exchange_strong(state, &found, state_with(term, STANDING_CLOSED, 0));
+  }
+  return over;
+}
+
+/* The same, for Python. */
+EXPORT int end_claim_at(uint8_t *memory, uint32_t lanes, uint32_t term, uint32_t position, uint32_t *cursors, uint8_t *done,
+                        uint32_t places, const int32_t *wakes, uint32_t stop, int reported, int64_t begin_ns,
+                        int64_t end_ns) {
+  const done_queries to = {done, lanes, places};
+  return end_claim(memory, term, position, cursors, &to, wakes, stop, reported, begin_ns, end_ns);
 }

@@ -1,7 +1,7 @@
-/* Standing orders: what an I/O thread may order of a worker in the engine's place, one query at a time, while nothing
- * else runs. ipc/standing_orders.py is the engine's and the worker's end, and says how the three go together.
+/* Standing orders: what an I/O thread may order of a worker in the engine's place, while the engine has nothing to
+ * decide. ipc/standing_orders.py is the engine's and the worker's end, and says how the three go together.
  *
- * Memory: the state and the withdrawal, each in a cache line pair of its own, a claim for each I/O thread, the number of
+ * Memory: the state, how the last claim ended, a ring of claims for each I/O thread and one for the engine, the number of
  * orders, and the orders, which change only while the state is closed.
  */
 #ifndef VELTAIR_STANDING_ORDERS_H
@@ -12,27 +12,50 @@
 
 #include "done_queries.h"
 
-enum { MOST_STANDING = 16, STANDING_VERSIONS = 220 };
+enum { MOST_STANDING = 16, STANDING_VERSIONS = 220, MOST_RINGS = 65 };
 
-/* What of the state its lowest byte says; the rest is the term, the number of times that there were orders. */
-enum { STANDING_CLOSED, STANDING_OPEN, STANDING_CLAIMED /* by the first I/O thread; above: by the others */ };
+/* CLAIMS: places of a ring. At most MOST_CLAIMS_WAITING may wait, so that the place of a claim which has ended is not filled while
+ * anybody may still look at it. */
+enum { CLAIMS = 256, MOST_CLAIMS_WAITING = 192 };
 
-/* What a thread asks for; it touches it only while the state is open. */
+enum { DEFAULT_PRIORITY_LEVEL = 3 }; /* veltair/types.py; queries of other levels wait for the engine's decision */
+
+/* What the lowest two bits of the state say. In a claimed or withdrawn one the position of the claim that runs stands
+ * above them: ring * CLAIMS + place. The rest is the term, the number of times that there were orders. */
+enum { STANDING_CLOSED, STANDING_OPEN, STANDING_CLAIMED, STANDING_WITHDRAWN /* it closes when that claim has ended */ };
+
+/* What is asked for. */
 typedef struct {
   caller caller;
   uint32_t order, slot;
-} standing_claim;
+  int64_t arrival_ns, deadline_ns; /* as in a lane_query */
+  int32_t priority_level;
+  uint32_t unused[3];
+} standing_claim; /* 64 bytes */
 
 typedef struct {
   int32_t tenant, samples;
-  uint32_t layers, unused;
+  uint32_t layers;
+  uint32_t wait_ns;                     /* for others of its ring, behind one that runs; 0: it runs at once or not at all */
   uint8_t cores[128];                   /* as in a worker's cell */
   uint32_t versions[STANDING_VERSIONS]; /* of each layer */
 } standing_order; /* 1,024 bytes */
 
 uint64_t standing_orders_bytes(uint32_t lanes);
 
-/* The I/O thread: the worker runs this query, of so many samples of a tenant, at once. False: the engine has to decide. */
-bool standing_orders_claim(uint8_t *memory, uint32_t lanes, const caller *of, int32_t tenant, int32_t samples, uint32_t slot);
+/* What becomes of a query. */
+enum claimed { ENGINE_DECIDES, CLAIM_RUNS, CLAIM_WAITS };
+
+/* The I/O thread, by its own ring: a worker runs this query, of so many samples of a tenant, without a decision, if it
+ * may. `wanted` has no order yet. */
+enum claimed standing_orders_claim(uint8_t *memory, uint32_t lanes, uint32_t from, const standing_claim *wanted,
+                                   int32_t tenant, int32_t samples);
+
+/* The worker's end; standing_orders.c describes each. */
+enum { NO_CLAIM = -1, TERM_OVER = -2 };
+const standing_claim *claim_at(uint8_t *memory, uint32_t lanes, uint32_t position);
+int64_t next_claim(uint8_t *memory, uint32_t term, int64_t patience_ns);
+int end_claim(uint8_t *memory, uint32_t term, uint32_t position, uint32_t *cursors, const done_queries *done,
+              const int32_t *wakes, uint32_t stop, int reported, int64_t begin_ns, int64_t end_ns);
 
 #endif

@@ -81,7 +81,6 @@ typedef struct query {
   int64_t submitted_ns;
   int64_t queue_ns, compute_ns;    /* once it is done: from its arrival to its first block, and in blocks */
   trace_context trace;
-  bool stands;                     /* it runs by a standing order; the engine has not been told of it */
   bool aborted;                    /* the engine has been told */
   uint32_t id_bytes;
   uint8_t request_id[]; /* request.id */
@@ -212,6 +211,7 @@ typedef struct io_thread {
   int handshakes; /* steps of them in this turn */
   query *queries;
   int64_t next_deadline_ns; /* no query has an earlier one; INT64_MAX: none */
+  int64_t next_look_ns;     /* when the engine is to look what claims wait for; INT64_MAX: none does */
   int64_t next_expiry_ns;   /* no idle connection is closed earlier */
   int64_t accept_again_ns; /* until then no connections are taken; INT64_MAX: they are */
   engine_link *link;
@@ -338,6 +338,7 @@ uint32_t query_timing(char *target, const query *of);
 void queries_end(io_thread *thread); /* all that the engine has answered */
 void queries_sent(connection *at);   /* what it has to send is with the socket, as far as that takes it */
 void queries_expire(io_thread *thread, int64_t now);
+void queries_look(io_thread *thread, int64_t now); /* has the engine see what claims wait for */
 void queries_fail(io_thread *thread, int reason, const char *text); /* the engine is gone, or the server ends */
 void link_release(engine_link *link);
 

@@ -2,48 +2,91 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from enum import IntEnum
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
+from veltair.machine.native_library import array_address, library_path
 from veltair.server.ipc.block_orders import BlockEnd, BlockKey, pack_key
 from veltair.server.ipc.channel import Channel, ChannelClosedError
 from veltair.server.ipc.done_queries import DoneQueries
 from veltair.server.ipc.messages import KernelFailed, ToWorker
-from veltair.server.ipc.standing_orders import Claim, StandingOrders
+from veltair.server.ipc.standing_orders import MOST_ORDERS, MOST_RINGS, StandingOrders
 from veltair.server.ipc.worker_cell import ATTEND, WorkerCell
 
 if TYPE_CHECKING:
-    from veltair.profiles.runtime.block_runner import BoundBlock
+    from veltair.profiles.runtime.block_runner import BoundBlock, Watch
     from veltair.types import CoreSet
+
+_PREPARED = np.dtype([("steps", np.uint64), ("rows", np.uint64), ("layers", np.int64), ("core_set", np.int64)])
 
 
 class Runs(Protocol):
     """What it has of its `Worker`."""
 
+    sequence: int
+    cores: CoreSet
+
     def block(self, packed_key: bytes) -> BoundBlock:
         """All layers of a query, bound to its slot."""
         ...
 
-    def run_on(self, cores: CoreSet, query: int, block: BoundBlock) -> tuple[int, bool]:
-        """Run it on these cores, and on others as the cell says. Returns the layer reached, and whether it has told
-        the engine of other cores."""
+    def move_to(self, cores: CoreSet) -> None:
+        """Run on these cores from now on."""
+        ...
+
+    def resume(self, query: int, block: BoundBlock, layer: int) -> tuple[int, bool]:
+        """Run the rest of a block that the cell has stopped before that layer, on what cores the cell says. Returns the
+        layer reached, and whether it has told the engine of other cores."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    block: BoundBlock
-    cores: CoreSet
+class _Why(IntEnum):
+    """`claims.c`: why `attend` returned."""
+
+    OVER = 0
+    ENDED = 1  # the term is over with a claim that has run
+    WAITED = 2
+    UNPREPARED = 3
+    STOPPED = 4  # before a layer: the cell has changed
+
+
+class ClaimLoop(ctypes.Structure):
+    """What `claims.c` runs claims with, and where it stopped."""
+
+    _fields_ = (
+        ("standing", ctypes.c_void_p),
+        ("done", ctypes.c_void_p),
+        ("wakes", ctypes.c_void_p),
+        ("run", ctypes.c_void_p),
+        ("sequence", ctypes.c_void_p),
+        ("progress", ctypes.c_void_p),
+        ("prepared", ctypes.c_void_p),
+        ("patience_ns", ctypes.c_int64),
+        ("core_set", ctypes.c_int64),
+        ("known", ctypes.c_uint64),
+        ("lanes", ctypes.c_uint32),
+        ("places", ctypes.c_uint32),
+        ("slots", ctypes.c_uint32),
+        ("term", ctypes.c_uint32),
+        ("cursors", ctypes.c_uint32 * MOST_RINGS),
+        ("begin_ns", ctypes.c_int64),
+        ("layer", ctypes.c_int64),
+        ("position", ctypes.c_uint32),
+    )
 
 
 class LentWorker:
-    """Waits for claims and runs them, one at a time.
+    """Waits for claims and runs them, one at a time; each but the first of its kind without Python.
 
     ::
 
-        lent = LentWorker(channel, cell, bell, standing, done, worker)
+        lent = LentWorker(channel, cell, bell, standing, done, slots, watch, worker)
         lent.attend(PATIENCE_NS)  # the order was to attend
     """
 
@@ -54,44 +97,95 @@ class LentWorker:
         bell: int,
         standing: StandingOrders,
         done: DoneQueries,
+        slots: int,
+        watch: Watch,
         runs: Runs,
     ) -> None:
+        """`slots`: of each tenant. `watch`: the cell's words."""
+        from veltair.profiles.runtime import native
+
         self._channel, self._cell, self._bell = channel, cell, bell
-        self._standing, self._done, self._runs = standing, done, runs
+        self._standing, self._done, self._runs, self._slots = standing, done, runs, slots
+        self._attend = _attend()
+        self._prepared = np.zeros(MOST_ORDERS * slots, _PREPARED)  # by the number of the order and the slot
+        self._blocks: dict[int, BoundBlock] = {}  # those of the table, which has only their addresses
+        self._core_sets: dict[CoreSet, int] = {}  # their numbers
+        memory, lanes, places, wakes = done.memory
+        self._loop = ClaimLoop(
+            standing=standing.address,
+            done=memory,
+            wakes=wakes,
+            run=native.address("run"),
+            sequence=watch.sequence,
+            progress=watch.progress,
+            prepared=array_address(self._prepared),
+            lanes=lanes,
+            places=places,
+            slots=slots,
+        )
 
     def attend(self, patience_ns: int) -> None:
         """Run what is claimed until the term of the last order has ended. `patience_ns`: without a claim, before it
         looks whether the engine is still there. Raises ChannelClosedError when it is not."""
-        term = self._cell.read_term()
+        loop = self._loop
+        loop.term, loop.patience_ns = self._cell.read_term(), patience_ns
+        loop.cursors = self._standing.begin_claims()
         self._cell.publish_end(BlockEnd(ATTEND, 0, reported=False, begin_ns=0, end_ns=0), self._bell)
-        prepared: dict[tuple[int, int], _Prepared] = {}  # by the number of the order and the slot
-        while (lane := self._standing.wait(term, patience_ns)) != -1:
-            if lane is None:
+        while (why := self._run_claims()) != _Why.OVER:
+            if why == _Why.WAITED:
                 if self._channel.is_closed():
                     raise ChannelClosedError
-            elif self._run_claim(term, lane, prepared):
+            elif why == _Why.ENDED or self._run_claim(why):
                 os.eventfd_write(self._bell, 1)
-                return
+                break
+        self._prepared[:] = 0  # the next term has other orders
+        self._blocks.clear()
 
-    def _run_claim(self, term: int, lane: int, prepared: dict[tuple[int, int], _Prepared]) -> bool:
-        """Returns whether the term has ended with it."""
-        claim = self._standing.claim(lane)
-        query, done = claim.caller.query, None
-        stop, reported, begin_ns = 0, False, time.monotonic_ns()
+    def _run_claims(self) -> _Why | Exception:
+        self._loop.core_set = self._number(self._runs.cores)
+        self._loop.known = self._runs.sequence
         try:
-            ready = prepared.get((claim.order, claim.slot))
-            if ready is None:
-                ready = prepared[claim.order, claim.slot] = self._prepare(claim)
-            begin_ns = time.monotonic_ns()
-            stop, reported = self._runs.run_on(ready.cores, query, ready.block)
-            done = self._done if stop == ready.block.stop else None
+            return _Why(self._attend(ctypes.addressof(self._loop)))
         except Exception as error:  # whatever a kernel raises costs this query alone
+            return error
+
+    def _run_claim(self, why: _Why | Exception) -> bool:
+        """See to the claim at which the native loop stopped. Returns whether the term has ended with it."""
+        loop = self._loop
+        claim = self._standing.claim(loop.position)
+        query, done = claim.caller.query, None
+        stop, reported = 0, False
+        try:
+            if isinstance(why, Exception):
+                raise why
+            number = claim.order * self._slots + claim.slot
+            if why == _Why.UNPREPARED:
+                order = self._standing.order(claim.order)
+                self._runs.move_to(order.cores)
+                if number not in self._blocks:
+                    key = BlockKey(order.tenant, 0, claim.slot, order.samples, order.versions)
+                    self._prepare(number, self._runs.block(pack_key(key)), order.cores)
+                return False  # the loop finds it again
+            block = self._blocks[number]
+            stop, reported = self._runs.resume(query, block, loop.layer)
+            done = self._done if stop == block.stop else None
+        except Exception as error:
             who = claim.caller.lane, claim.caller.place
             self._channel.send(KernelFailed(query, f"{type(error).__name__}: {error}", claimed_by=who))
-        end = BlockEnd(query, stop, reported, begin_ns, time.monotonic_ns())
-        return self._standing.end(term, lane, end, done)
+        end = BlockEnd(query, stop, reported, loop.begin_ns, time.monotonic_ns())
+        return self._standing.end(loop.term, loop.position, loop.cursors, end, done)
 
-    def _prepare(self, claim: Claim) -> _Prepared:
-        order = self._standing.order(claim.order)
-        key = BlockKey(order.tenant, 0, claim.slot, order.samples, order.versions)
-        return _Prepared(self._runs.block(pack_key(key)), order.cores)
+    def _prepare(self, number: int, block: BoundBlock, cores: CoreSet) -> None:
+        self._blocks[number] = block
+        self._prepared[number] = (*block.addresses, block.stop, self._number(cores))
+
+    def _number(self, cores: CoreSet) -> int:
+        return self._core_sets.setdefault(cores, len(self._core_sets))
+
+
+@cache
+def _attend() -> Any:
+    """The native loop. Raises VeltairError where it was not built."""
+    from veltair.profiles.runtime.tvm_runtime import load_library
+
+    return load_library(library_path("veltair.server.worker._claims"))["attend"]

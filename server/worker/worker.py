@@ -91,16 +91,18 @@ class Worker:
         self._channel = channel
         self._cell = cell
         self._bell, self._done = bell, done
-        self._lent = done and standing and LentWorker(channel, cell, bell, standing, done, self)
         self._pool = models.pool
         self._threads = threads
         self._models = models
         self._bound: dict[tuple[int, int, int], executor.ModelRun] = {}  # (tenant, slot, samples)
         self._prepared: dict[bytes, PreparedBlock] = {}  # by the packed key of their order
         self._batches: dict[int, BatchBuffers] = {}  # by tenant; a batch's bindings have no slot
-        self._watch = Watch(*cell.word_addresses())
-        self._sequence = -1  # of the cell when the threads were moved last
-        self._known_cores: CoreSet = ()  # the block's cores as the engine knows them
+        self._watch = watch = Watch(*cell.word_addresses())
+        self._lent = (
+            done and standing and LentWorker(channel, cell, bell, standing, done, models.pool.slots, watch, self)
+        )
+        self.sequence = -1  # of the cell when the threads were moved last
+        self.cores: CoreSet = ()  # the block's as the engine knows them
         self._reported = False  # whether this block sent messages
 
     def serve(self) -> None:
@@ -131,9 +133,9 @@ class Worker:
             self._change_models()
             return
         if query == ATTEND and self._lent:
-            self._sequence, self._known_cores = self._cell.sequence, ()  # it changes when the engine is back
+            self.sequence, self.cores = self._cell.sequence, ()  # it changes when the engine is back
             self._lent.attend(PATIENCE_NS)
-            self._sequence = -1
+            self.sequence = -1
             return
         self._reported = False
         try:
@@ -195,11 +197,14 @@ class Worker:
         """All layers of the block in one call, or in one more each time the cell has changed. Returns the layer
         reached."""
         layer = block.start
-        if self._cell.sequence != self._sequence:  # other cores than those of the last block, mostly
-            self._known_cores = self._cell.read_ordered_cores()
+        if self._cell.sequence != self.sequence:  # other cores than those of the last block, mostly
+            self.cores = self._cell.read_ordered_cores()
             if not self._read_cell(query, layer):
                 return layer
-        while (layer := block.run(layer, self._watch, self._sequence)) < block.stop:
+        return self._run_from(query, block, layer)
+
+    def _run_from(self, query: int, block: BoundBlock, layer: int) -> int:
+        while (layer := block.run(layer, self._watch, self.sequence)) < block.stop:
             if not self._read_cell(query, layer):
                 break
         return layer
@@ -208,13 +213,17 @@ class Worker:
         """`Runs.block`."""
         return (self._prepared.get(packed_key) or self._prepare(packed_key)).block
 
-    def run_on(self, cores: CoreSet, query: int, block: BoundBlock) -> tuple[int, bool]:
-        """`Runs.run_on`."""
+    def move_to(self, cores: CoreSet) -> None:
+        """`Runs.move_to`."""
+        self._threads.move_to(cores)
+        self.cores = cores
+
+    def resume(self, query: int, block: BoundBlock, layer: int) -> tuple[int, bool]:
+        """`Runs.resume`."""
         self._reported = False
-        if cores != self._known_cores:
-            self._threads.move_to(cores)
-            self._known_cores = cores
-        return self._run_layers(query, block), self._reported
+        if self._read_cell(query, layer):
+            layer = self._run_from(query, block, layer)
+        return layer, self._reported
 
     def _read_cell(self, query: int, layer: int) -> bool:
         """Move to the cores that the cell holds now; returns False when this query is cancelled."""
@@ -222,9 +231,9 @@ class Worker:
         if cancelled == query:
             return False
         self._threads.move_to(cores)
-        self._sequence = sequence
-        if cores != self._known_cores:
-            self._known_cores, self._reported = cores, True
+        self.sequence = sequence
+        if cores != self.cores:
+            self.cores, self._reported = cores, True
             self._channel.send(CoresChanged(query, layer, cores, time.monotonic_ns()))
         return True
 

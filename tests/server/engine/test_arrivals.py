@@ -7,15 +7,15 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veltair.server.engine.arrivals import MOST_WAIT, MOST_WAIT_NS, Arrivals
+from veltair.server.engine.arrivals import MOST_WAIT, MOST_WAIT_NS, Arrival, Arrivals
 from veltair.server.ipc.messages import InferQuery, TenantSpec
 
 QOS_NS = 10_000_000
 TENANTS = [TenantSpec(name, "/", "ab12", QOS_NS * (1 + i), 0.95, 1, batching=True) for i, name in enumerate("abc")]
 
 
-def query(number: int, tenant: int) -> InferQuery:
-    return InferQuery(number, tenant, slot=0, batch=1, arrival_ns=0, deadline_ns=None)
+def query(number: int, tenant: int, arrival_ns: int = 0) -> InferQuery:
+    return InferQuery(number, tenant, slot=0, batch=1, arrival_ns=arrival_ns, deadline_ns=None)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "take", "remove"]), st.integers(0, 2)), max_size=200))
@@ -71,3 +71,36 @@ def test_a_long_target_is_no_reason_to_wait_long_for_a_decision() -> None:
     for _ in range(500):
         arrivals.decided(queries=16, elapsed_ns=16 * 50_000)
     assert abs(arrivals.too_long_ns(0) - (100 * 50_000 - MOST_WAIT_NS)) <= 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=60))
+def test_a_late_one_takes_the_place_of_its_arrival(queries: list[tuple[int, int]]) -> None:
+    arrivals = Arrivals(dict(enumerate(TENANTS)))
+    for number, (tenant, arrival_ns) in enumerate(queries):
+        arrivals.add(query(number, tenant, arrival_ns), lane=0)
+    taken = [arrivals.take().message for _ in range(len(arrivals))]
+    for tenant in range(3):
+        own = [(at, number) for number, (each, at) in enumerate(queries) if each == tenant]
+        assert [(each.arrival_ns, each.query) for each in taken if each.tenant == tenant] == sorted(own)
+
+
+@given(st.lists(st.integers(0, 2), max_size=60), st.integers(0, 60))
+def test_what_is_handed_over_goes_in_the_order_of_take_and_the_rest_stays(tenants: list[int], room: int) -> None:
+    arrivals, reference = Arrivals(dict(enumerate(TENANTS))), Arrivals(dict(enumerate(TENANTS)))
+    for number, tenant in enumerate(tenants):
+        arrivals.add(query(number, tenant), lane=0)
+        reference.add(query(number, tenant), lane=0)
+    handed: list[int] = []
+
+    def takes(arrival: Arrival) -> bool:
+        if len(handed) == room:
+            return False
+        handed.append(arrival.message.query)
+        return True
+
+    assert arrivals.hand_over(takes) == (room >= len(tenants))
+    assert handed == [reference.take().message.query for _ in range(len(handed))]
+    assert len(arrivals) == len(tenants) - len(handed)
+    left = [arrivals.take().message.query for _ in range(len(arrivals))]
+    assert left == [reference.take().message.query for _ in range(len(reference))]
+    assert sum(arrivals.taken.values()) == len(left)  # what was handed over has not been decided

@@ -234,3 +234,16 @@ def test_a_tenant_that_asks_too_often_is_refused_and_others_are_not() -> None:
         assert fronts.scripted.link.taken == 0
 
     run(body)
+
+
+def test_what_is_refused_for_a_while_needs_no_pass_afterwards() -> None:
+    gates = AdmissionGates(create_admission_gates(tenants=2), tenants=2)
+    gates.shut(1, batch=4, now_ns=1_000, for_ns=500)
+    gates.refuse(1, now_ns=1_400, for_ns=400)
+    assert [gates.is_shut(1, batch=1, now_ns=now_ns) for now_ns in (1_500, 1_799, 1_800)] == [True, True, False]
+    assert not gates.is_shut(1, batch=4, now_ns=1_800) and not gates.is_shut(0, batch=1, now_ns=1_500)
+    gates.shut(1, batch=1, now_ns=2_000, for_ns=500)
+    gates.refuse(1, now_ns=2_100, for_ns=0)  # nobody decides about them any more, which would open the gate
+    assert not gates.is_shut(1, batch=1, now_ns=2_100)
+    gates.refuse(1, now_ns=3_000, for_ns=10 * MOST_SHUT_NS)
+    assert not gates.is_shut(1, batch=1, now_ns=3_000 + MOST_SHUT_NS)

@@ -2,9 +2,10 @@
 
 A query that meets no other is decided like the last one of its kind, and to wake the engine for that costs several
 times what a small query's kernels do. So after some of them the engine leaves its orders with the threads
-(`ipc/standing_orders`) and sleeps; it counts what they ran when it wakes next. Before it decides anything it takes the
-worker back. A query that runs then becomes one in flight like any other: the scheduler is told of it (`QueryRuns`), so
-it is cancelled, watched and made room for as ever.
+(`ipc/standing_orders`) and sleeps; it counts what they ran when it wakes next. Queries that are shorter than a decision
+may meet others like them: they wait for the worker as long as that leaves them time. Before the engine decides anything
+it takes the worker back. A query that runs then becomes one in flight like any other: the scheduler is told of it
+(`QueryRuns`), so it is cancelled, watched and made room for as ever. Those that wait are queries that arrive.
 """
 
 from __future__ import annotations
@@ -13,33 +14,29 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import NamedTuple
 
 from veltair.scheduler.events import QueryRuns
 from veltair.server.engine.arrivals import Arrivals
 from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.in_flight_batch import InFlightBatch
 from veltair.server.engine.in_flight_queries import InFlightQueries
+from veltair.server.engine.lending.claimed_arrivals import ClaimedArrivals
+from veltair.server.engine.lending.lone_orders import LoneOrder, LoneOrders
 from veltair.server.engine.worker_process import WorkerProcess
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
 from veltair.server.ipc.block_orders import BlockEnd
 from veltair.server.ipc.lane import QueryRan
 from veltair.server.ipc.lane_descriptors import LaneDescriptors
-from veltair.server.ipc.standing_orders import (
-    MOST_LAYERS,
-    MOST_ORDERS,
-    Claim,
-    StandingOrder,
-    StandingOrders,
-    term_after,
-)
+from veltair.server.ipc.standing_orders import Claim, StandingOrders, term_after
 from veltair.server.ipc.status_records import BlockRecord
 from veltair.server.ipc.worker_cell import ATTEND
-from veltair.types import LayerBlock
+from veltair.types import CoreSet, LayerBlock
 
 LEAST_ALONE, MOST_ALONE = 4, 256  # queries, one after the other: twice as many after a term with few claims,
 FEW = 8  # which cost more than they saved
+LOOK_S = 0.001  # until it looks again whether the worker has time for what has arrived
+LONG_WAIT_NS = 20_000_000  # what others wait for, and was thought to be short, beyond what it may have waited itself
 LONG_NS = 100_000_000  # what has been claimed for so long is to be watched
 TERM_NS = 10_000_000_000
 
@@ -49,14 +46,6 @@ class _State(Enum):
     CALLED = "a worker has been called, and does not attend yet"
     LENT = "a worker attends to what I/O threads order"
     TAKEN_OVER = "it still runs a query, which has become the engine's"
-
-
-class LoneOrder(NamedTuple):
-    """What a lone query of a tenant gets, with what the scheduler thought of it."""
-
-    order: StandingOrder
-    level: float  # interference level that its versions were picked for
-    predicted_ns: int
 
 
 class LoneQueries:
@@ -80,18 +69,20 @@ class LoneQueries:
         supervisor: WorkerSupervisor,
         queries: InFlightQueries,
         decide: Callable[[QueryRuns], None],
+        cores: CoreSet,
     ) -> None:
         """`descriptors`: None where nothing is lent. `tenants`: by number, as they are now. `decide`: has the scheduler
-        handle the event, and carries out what follows."""
+        handle the event, and carries out what follows. `cores`: all; I/O threads and engine stay on the first."""
         self._standing = None
         if descriptors is not None:
             self._standing = StandingOrders(descriptors.standing, len(descriptors.wakes))
         self._tenants, self._arrivals, self._lanes = tenants, arrivals, lanes
         self._supervisor, self._queries = supervisor, queries
         self._decide = decide
-        self._orders: dict[tuple[int, int], LoneOrder] = {}  # by tenant and samples: those of the next term
+        self._orders = LoneOrders(tenants, cores[-1])  # those of the next term
+        self._claimed_arrivals = ClaimedArrivals(arrivals, lanes, self._orders, self._standing)
         self._lent: dict[tuple[int, int], LoneOrder] = {}  # those of the last one, in the order of their numbers
-        self._alone = 0  # queries since the last one that met another
+        self._alone = 0  # batches since the last one that met another, and was not as short
         self._lend_after = LEAST_ALONE
         self._claimed = 0  # in the last term
         self._worker: WorkerProcess | None = None
@@ -99,53 +90,65 @@ class LoneQueries:
         self._lent_ns = 0  # since when
         self._unwanted = False  # what was called is to be taken back
         self._taken_over = 0  # the query
+        self.lending = False  # what has arrived waits until a worker is lent, or the one that is has time
         self._known: deque[int] = deque(maxlen=64)  # those that were taken over last
         lanes.ran, queries.on_done = self._count, self._ended
 
     def _ended(self, batch: InFlightBatch) -> None:
         """A batch has run to its end: what it ran may be what its like will run."""
-        if len(batch.queries) > 1 or self._queries.batches():
-            self._alone = 0
-            return
-        self._alone += 1
-        query, (block, *more), start = batch.queries[0], batch.blocks, batch.started
-        if more or start is None or query.lane is None or query.message.bucket or query.cancelled:
-            return
-        key = query.message.tenant, query.message.batch
-        cores = block.core_changes[-1].cores if block.core_changes else block.cores
-        late = any(change.layer > block.start for change in block.core_changes)
-        if late or len(block.versions) > MOST_LAYERS:
-            self._orders.pop(key, None)
-        elif key in self._orders or len(self._orders) < MOST_ORDERS:
-            order = StandingOrder(*key, block.versions, cores)
-            self._orders[key] = LoneOrder(order, block.level, start.block.predicted_ns)
+        met = len(batch.queries) > 1 or bool(self._queries.batches())
+        self._alone = 0 if met and not self._orders.are_short(batch) else self._alone + 1
+        if not met:
+            self._orders.learn(batch)
 
     def forget(self) -> None:
         """Models come and go: nothing that was learnt holds any more."""
-        self._orders.clear()
+        self._orders.forget()
         self._alone, self._lend_after = 0, LEAST_ALONE
 
+    @property
+    def _lends(self) -> bool:
+        return self._alone >= self._lend_after and bool(self._orders) and self._standing is not None
+
+    def must_decide(self, *, changing: bool) -> bool:
+        """Returns whether the scheduler is to be told of what has arrived, now. `changing`: models come or go."""
+        if changing:
+            self.forget()
+        self.lending = not changing and self._takes_arrivals()
+        return bool(self._arrivals) and not self.lending and self.take_back()
+
+    def wait_s(self, otherwise: float | None) -> float | None:
+        """How long the engine may sleep."""
+        if not self._arrivals or self._state is _State.CALLED:
+            return otherwise
+        return min(LOOK_S, otherwise or LOOK_S) if self.lending else 0
+
+    def _takes_arrivals(self) -> bool:
+        """Whether all that has arrived needs no decision: it is claimed, or will be."""
+        if self._state is _State.LENT:
+            return self._claimed_arrivals.hand_over()
+        since_ns = time.monotonic_ns() - LONG_WAIT_NS
+        return (
+            self._lends
+            and self._claimed_arrivals.may_wait()
+            and all(self._orders.are_short(b) and b.ordered_ns > since_ns for b in self._queries.batches())
+        )
+
     def lend(self) -> None:
-        """Nothing is in flight, and nothing else is to be done: lend a worker if queries came one by one."""
-        if (
-            self._state is not _State.OWN
-            or self._alone < self._lend_after
-            or not self._orders
-            or self._standing is None
-        ):
+        """Lend a worker if queries came one by one or are short, nothing is in flight, and nothing is to be decided."""
+        if self._state is not _State.OWN or self._queries.batches() or not (self.lending or not self._arrivals):
+            return
+        self.lending = self._lends
+        if not self.lending or self._standing is None:
             return
         if (worker := self._supervisor.lend()) is None:
+            self.lending, self._alone = False, 0  # what waits is to be decided
             return
         self._term = term_after(self._term)
         self._state, self._worker, self._unwanted = _State.CALLED, worker, False
         self._claimed = 0
-        self._lent = dict(self._orders)
+        self._lent = self._orders.to_lend(self._standing.lanes)
         worker.attend(self._term, next(iter(self._lent.values())).order.cores)
-
-    @property
-    def called(self) -> bool:
-        """Whether a worker has to answer before something can be decided; it rings."""
-        return self._state is _State.CALLED
 
     def take_back(self) -> bool:
         """Returns whether something may be decided: all workers are the engine's, and the scheduler knows all queries
@@ -157,23 +160,27 @@ class LoneQueries:
             self._take_back_lent()
         return True
 
+    def refuse_more(self, tenant: int) -> None:
+        """A query has arrived; the front is to refuse more of the tenant's where they would wait for too long."""
+        self._claimed_arrivals.refuse_more(tenant, lending=self.lending)
+
     def _take_back_lent(self) -> None:
         standing, worker = self._standing, self._worker
         assert standing is not None and worker is not None
-        claim = None if standing.withdraw(self._term) else standing.running(self._term)
+        claim = standing.withdraw(self._term)
         self._lend_after = LEAST_ALONE if self._claimed >= FEW else min(2 * self._lend_after, MOST_ALONE)
-        if claim is None:  # nothing ran, or it has ended by now
+        if claim is None:  # nothing ran
             self._return()
         else:
             self._take_over(worker, claim)
+        self._claimed_arrivals.take_back(self._term)
 
     def _take_over(self, worker: WorkerProcess, claim: Claim) -> None:
         """The query that runs is one in flight from here on."""
         order, level, predicted_ns = list(self._lent.values())[claim.order]
-        tenant, slot = self._lanes.tenant_and_slot(claim.caller.place)
         self._state, self._taken_over = _State.TAKEN_OVER, claim.caller.query
         self._known.append(claim.caller.query)
-        message = m.InferQuery(claim.caller.query, tenant, slot, order.samples, claim.caller.taken_ns, None)
+        message = self._claimed_arrivals.message(claim)
         query = self._queries.add(message, claim.caller.taken_ns, claim.caller.lane)
         self._queries.take_over(message.query, worker)
         block = LayerBlock(query.id, 0, len(order.versions), order.versions, len(order.cores), predicted_ns)
@@ -199,6 +206,7 @@ class LoneQueries:
         if ran.query in self._known or (spec := self._tenants.get(ran.tenant)) is None:
             return
         self._claimed += 1
+        self._orders.took((ran.tenant, ran.batch), ran.end_ns - ran.begin_ns)
         self._arrivals.taken[ran.tenant] += 1
         lone = self._lent.get((ran.tenant, ran.batch))  # None: of a term before, and the thread was slow to tell
         versions, cores = ((), ()) if lone is None else (lone.order.versions, lone.order.cores)
@@ -227,12 +235,10 @@ class LoneQueries:
         self._queries.fail_claimed(message, lane, reason)
         return True
 
-    def now_known(self, query: int) -> bool:
-        """Returns whether the engine knows the query, which becomes the engine's where an I/O thread has claimed it."""
-        claim = self._running()
-        if claim is not None and claim.caller.query == query:
+    def find(self, query: int) -> None:
+        """Make the query the engine's where an I/O thread has claimed it."""
+        if self._state is _State.LENT and not self._queries.has(query):
             self._take_back_lent()
-        return self._queries.has(query)
 
     def _running(self) -> Claim | None:
         return self._standing.running(self._term) if self._standing and self._state is _State.LENT else None
@@ -241,11 +247,17 @@ class LoneQueries:
         """Take the worker back where it is `wanted`, where it runs a query for long, which is watched only then, and
         from time to time, so that the scheduler sees how such queries fare."""
         claim = self._running()
-        if wanted or (claim is not None and now_ns - claim.caller.taken_ns > LONG_NS):
+        if wanted or (claim is not None and now_ns - claim.caller.taken_ns > self._long_ns(claim)):
             self.take_back()
         elif self._state is _State.LENT and now_ns - self._lent_ns > TERM_NS:
             self._alone = 0
             self.take_back()
+
+    def _long_ns(self, claim: Claim) -> int:
+        """After so much time since it was claimed a query is no longer waited for."""
+        wait_ns = list(self._lent.values())[claim.order].order.wait_ns
+        rings = self._standing.lanes + 2 if self._standing else 0
+        return LONG_WAIT_NS + rings * wait_ns if wait_ns else LONG_NS
 
     def worker_dies(self, worker: WorkerProcess) -> None:
         """The process is gone, or soon will be. What it runs becomes the engine's, which ends it then."""
@@ -268,6 +280,9 @@ class LoneQueries:
             standing.open(self._term)
             self._lent_ns = time.monotonic_ns()
             self._state = _State.LENT
+            for tenant in {tenant for tenant, _ in self._lent}:
+                self._lanes.refuse(tenant, 0)  # nobody decides about them, which would open the gate little by little
+            self._claimed_arrivals.hand_over()
 
     def _return(self) -> None:
         worker, self._worker, self._state = self._worker, None, _State.OWN

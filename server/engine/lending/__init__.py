@@ -1,0 +1,1 @@
+"""A worker on loan: queries that need no decision run without the engine."""

@@ -1,0 +1,105 @@
+"""`LoneOrders`: what queries got that met no other, and how long they took: the orders that a worker is lent with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from veltair.server.engine.in_flight_batch import InFlightBatch
+from veltair.server.ipc.messages import InferQuery, TenantSpec
+from veltair.server.ipc.standing_orders import MOST_LAYERS, MOST_ORDERS, StandingOrder
+from veltair.types import DEFAULT_PRIORITY_LEVEL
+
+SHORT_NS = 300_000  # about what it takes to wake the engine, and to decide
+WAITS = 0.5  # of the least target a query may wait for others that are as short, in all rings
+MOST_WAIT_NS = 100_000_000  # whatever the target
+_STEP = 0.03  # of what was thought before; a mean would follow the few that lost their core meanwhile
+
+
+class LoneOrder(NamedTuple):
+    """What a lone query of a tenant gets, with what the scheduler thought of it."""
+
+    order: StandingOrder
+    level: float  # interference level that its versions were picked for
+    predicted_ns: int
+
+
+class LoneOrders:
+    """The last order of each kind, by tenant and number of samples.
+
+    ::
+
+        orders = LoneOrders(specs, core=1)
+        orders.learn(batch)  # which has ended, and met no other
+        orders.took((0, 1), 45_000)
+        orders.to_lend(lanes=1)[0, 1].order.wait_ns
+    """
+
+    def __init__(self, tenants: Mapping[int, TenantSpec], core: int) -> None:
+        """`tenants`: by number, as they are now. `core`: where short queries run; not the one on which the I/O threads
+        and the engine stay, which are woken more often the more such queries come."""
+        self._tenants, self._core = tenants, core
+        self._orders: dict[tuple[int, int], LoneOrder] = {}
+        self._elapsed_ns: dict[tuple[int, int], float] = {}  # of all layers: about the median of the last ones
+
+    def __bool__(self) -> bool:
+        return bool(self._orders)
+
+    def learn(self, batch: InFlightBatch) -> None:
+        """A batch that met no other has run to its end: what it got may be what its like will get."""
+        query, (block, *more), start = batch.queries[0], batch.blocks, batch.started
+        if more or start is None or query.lane is None or query.message.bucket or query.cancelled:
+            return
+        key = query.message.tenant, query.message.batch
+        cores = block.core_changes[-1].cores if block.core_changes else block.cores
+        late = any(change.layer > block.start for change in block.core_changes)
+        if late or len(block.versions) > MOST_LAYERS:
+            self._orders.pop(key, None)
+        elif key in self._orders or len(self._orders) < MOST_ORDERS:
+            order = StandingOrder(*key, block.versions, cores)
+            self._orders[key] = LoneOrder(order, block.level, start.block.predicted_ns)
+            self.took(key, block.elapsed_ns)
+
+    def took(self, key: tuple[int, int], elapsed_ns: int) -> None:
+        """So long a query of this kind has run alone."""
+        before_ns = self._elapsed_ns.setdefault(key, elapsed_ns)
+        self._elapsed_ns[key] = before_ns * (1 + _STEP if elapsed_ns > before_ns else 1 - _STEP)
+
+    def are_short(self, batch: InFlightBatch) -> bool:
+        """Whether its queries could as well have waited for each other: they take less time than to decide of them."""
+        return all(self.may_wait(query.message) for query in batch.queries)
+
+    def may_wait(self, query: InferQuery) -> bool:
+        """Whether it is short, and nothing tells it from others that are, which it could wait for."""
+        usual = not query.bucket and not query.traced and query.priority_level == DEFAULT_PRIORITY_LEVEL
+        return usual and (query.tenant, query.batch) in self._short()
+
+    def _short(self) -> list[tuple[int, int]]:
+        """Nobody's queries wait for those of a tenant that goes after it, or has another part of the cores."""
+        short = [key for key, elapsed_ns in self._elapsed_ns.items() if elapsed_ns <= SHORT_NS and key in self._orders]
+        ranks = {(spec.priority, spec.share.weight) for spec in [self._tenants[tenant] for tenant, _ in short]}
+        return short if len(ranks) <= 1 else []
+
+    def longest_ns(self, tenant: int) -> float:
+        """Of what its short queries take."""
+        return max((self._elapsed_ns[key] for key in self._orders if key[0] == tenant), default=0)
+
+    def to_lend(self, lanes: int) -> dict[tuple[int, int], LoneOrder]:
+        """All orders, for so many I/O threads; the engine's ring has room for twice as many as each of theirs."""
+        short = self._short()
+        target_ns = min((self._tenants[tenant].qos_ns for tenant, _ in short), default=0)
+        wait_ns = min(int(WAITS * target_ns / (lanes + 2)), MOST_WAIT_NS)
+        return {key: self._as_short(key, wait_ns) if key in short else lone for key, lone in self._orders.items()}
+
+    def _as_short(self, key: tuple[int, int], wait_ns: int) -> LoneOrder:
+        """On one core: to wake a second one takes as long as what it would do."""
+        order, level, _ = self._orders[key]
+        order = msgspec.structs.replace(order, cores=(self._core,), wait_ns=wait_ns)
+        return LoneOrder(order, level, predicted_ns=int(self._elapsed_ns[key]))
+
+    def forget(self) -> None:
+        """Models come and go: nothing that was learnt holds any more."""
+        self._orders.clear()
+        self._elapsed_ns.clear()

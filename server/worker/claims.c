@@ -1,0 +1,93 @@
+/* Runs what I/O threads order of a lent worker, one claim after the other, without Python in between: lent_worker.py
+ * does all that is not done for each. Behind TVM's FFI, so that a kernel's error becomes Python's. */
+#define _GNU_SOURCE
+#include <stdint.h>
+#include <time.h>
+
+#include "profiles/runtime/ffi.h"
+#include "server/wire/standing_orders.h"
+
+/* A query's block: lent_worker._PREPARED. No rows: it is not prepared. */
+typedef struct {
+  const void *steps;
+  const int32_t *rows;
+  int64_t layers;
+  int64_t core_set; /* its number */
+} prepared_claim;
+
+typedef int runner(void *self, const ffi_any *arguments, int32_t count, ffi_any *result); /* block_runner.c: run */
+
+/* lent_worker.ClaimLoop */
+typedef struct {
+  uint8_t *standing, *done;
+  const int32_t *wakes;
+  runner *run;
+  void *sequence, *progress; /* words of the worker's cell */
+  const prepared_claim *prepared;
+  int64_t patience_ns, core_set; /* number of that which the threads are on */
+  uint64_t known;                /* sequence at which that was read */
+  uint32_t lanes, places, slots, term;
+  uint32_t cursors[MOST_RINGS];
+  /* The claim at which it stopped. */
+  int64_t begin_ns, layer;
+  uint32_t position;
+} claim_loop;
+
+enum { OVER, ENDED /* as well, with a claim: ring the bell */, WAITED, UNPREPARED, STOPPED /* before a layer */ };
+
+static int64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+static ffi_any number(int64_t value) { return (ffi_any){.type_index = 1, .integer = value}; }
+
+static ffi_any address(const void *value) { return (ffi_any){.type_index = 1, .pointer = (void *)(uintptr_t)value}; }
+
+/* Runs all layers of a claim. Returns the layer reached in `layer`, and what a kernel returned. */
+static int run_claim(claim_loop *loop, const prepared_claim *block) {
+  const ffi_any arguments[] = {address(block->steps), address(block->rows), number(0),
+                               number(0),             number(block->layers), address(loop->sequence),
+                               number((int64_t)loop->known), address(loop->progress)};
+  ffi_any reached = {0};
+  const int failed = loop->run(NULL, arguments, sizeof arguments / sizeof *arguments, &reached);
+  loop->layer = reached.integer;
+  return failed;
+}
+
+/* attend(loop) -> why it returned */
+FFI_EXPORT(attend) {
+  claim_loop *const loop = arguments[0].pointer;
+  const done_queries done = {loop->done, loop->lanes, loop->places};
+  *result = number(OVER);
+  for (;;) {
+    const int64_t position = next_claim(loop->standing, loop->term, loop->patience_ns);
+    if (position < 0) {
+      *result = number(position == NO_CLAIM ? WAITED : OVER);
+      return 0;
+    }
+    loop->position = (uint32_t)position;
+    loop->begin_ns = now_ns();
+    const standing_claim *claim = claim_at(loop->standing, loop->lanes, loop->position);
+    const prepared_claim *block = NULL;
+    if (claim && claim->order < MOST_STANDING && claim->slot < loop->slots)
+      block = &loop->prepared[claim->order * loop->slots + claim->slot];
+    if (!block || !block->rows || block->core_set != loop->core_set) {
+      *result = number(UNPREPARED);
+      return 0;
+    }
+    const int failed = run_claim(loop, block);
+    if (failed) return failed;
+    if (loop->layer < block->layers) {
+      *result = number(STOPPED);
+      return 0;
+    }
+    const int64_t end_ns = now_ns();
+    if (end_claim(loop->standing, loop->term, loop->position, loop->cursors, &done, loop->wakes, (uint32_t)loop->layer, 0,
+                  loop->begin_ns, end_ns)) {
+      *result = number(ENDED);
+      return 0;
+    }
+  }
+}

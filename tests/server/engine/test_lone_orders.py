@@ -1,0 +1,123 @@
+"""`LoneOrders`: which queries may wait for each other, and with what orders a worker is lent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from veltair.server.engine.in_flight_batch import InFlightBatch
+from veltair.server.engine.lending.lone_orders import MOST_WAIT_NS, SHORT_NS, WAITS, LoneOrders
+from veltair.server.ipc.messages import InferQuery, TenantSpec
+from veltair.server.ipc.status_records import BlockRecord, CoreChange
+from veltair.server.ipc.tenant_share import TenantShare
+
+MS, LANES, LAST = 1_000_000, 2, 7
+QUICK, ALIKE, SLOW = 0, 1, 2  # tenants
+
+
+def spec(name: str, qos_ms: int = 10, priority: int = 1, weight: int = 1) -> TenantSpec:
+    share = TenantShare(weight=weight)
+    return TenantSpec(name, "/", "ab12", qos_ms * MS, 0.95, priority, batching=True, share=share)
+
+
+def query(tenant: int, **how: Any) -> InferQuery:
+    return msgspec.structs.replace(InferQuery(1, tenant, 0, 1, arrival_ns=0, deadline_ns=None), **how)
+
+
+@dataclass
+class Pending:
+    message: InferQuery
+    lane: int | None = 0
+    cancelled: bool = False
+
+
+@dataclass
+class Ended:
+    """What `LoneOrders` reads of a batch that has ended."""
+
+    queries: list[Pending]
+    blocks: list[BlockRecord]
+    started: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started = msgspec.defstruct("Start", ["block"])(msgspec.defstruct("Block", ["predicted_ns"])(5))
+
+
+def ended(tenant: int, elapsed_ns: int, moves: tuple[CoreChange, ...] = (), **how: Any) -> InFlightBatch:
+    block = BlockRecord(1, "a", 0, 2, (3, 4), (0, 1), 100, 100 + elapsed_ns, False, 1.0, moves)
+    return cast(InFlightBatch, Ended([Pending(query(tenant), **how)], [block]))
+
+
+def learnt(tenants: list[TenantSpec], **elapsed_ns: int) -> LoneOrders:
+    orders = LoneOrders(dict(enumerate(tenants)), LAST)
+    for name, each_ns in elapsed_ns.items():
+        orders.learn(ended([spec.name for spec in tenants].index(name), each_ns))
+    return orders
+
+
+def test_short_queries_wait_on_one_core_and_others_get_what_they_got() -> None:
+    orders = learnt([spec("quick"), spec("alike", qos_ms=20), spec("slow")], quick=40_000, alike=90_000, slow=5 * MS)
+    lent = orders.to_lend(LANES)
+    wait_ns = int(WAITS * 10 * MS / (LANES + 2))  # by the least target, whoever waits
+    for tenant, elapsed_ns in ((QUICK, 40_000), (ALIKE, 90_000)):
+        order, level, predicted_ns = lent[tenant, 1]
+        assert (order.versions, order.cores, order.wait_ns, level) == ((3, 4), (LAST,), wait_ns, 1.0)
+        assert abs(predicted_ns - elapsed_ns) < elapsed_ns / 10
+    slow, _, predicted_ns = lent[SLOW, 1]
+    assert (slow.cores, slow.wait_ns, predicted_ns) == ((0, 1), 0, 5)
+
+
+def test_nobody_waits_longer_than_its_target_or_a_tenth_of_a_second() -> None:
+    assert learnt([spec("a", qos_ms=60_000)], a=1).to_lend(1)[0, 1].order.wait_ns == MOST_WAIT_NS
+
+
+@pytest.mark.parametrize("other", [{"priority": 2}, {"weight": 3}])
+def test_queries_of_other_rank_do_not_wait_for_each_other(other: dict[str, int]) -> None:
+    orders = learnt([spec("quick"), spec("other", **other)], quick=40_000)
+    assert orders.may_wait(query(0))
+    orders.learn(ended(1, 40_000))
+    assert not orders.may_wait(query(0)) and not orders.may_wait(query(1))
+    assert {lone.order.wait_ns for lone in orders.to_lend(LANES).values()} == {0}
+
+
+@pytest.mark.parametrize("how", [{"traced": True}, {"bucket": 1}, {"priority_level": 1}, {"batch": 2}, {"tenant": 1}])
+def test_queries_that_are_told_apart_do_not_wait(how: dict[str, Any]) -> None:
+    orders = learnt([spec("quick"), spec("b")], quick=40_000)
+    assert orders.may_wait(query(0)) and not orders.may_wait(query(**{"tenant": 0, **how}))
+
+
+def test_what_is_short_follows_what_queries_take_and_not_the_few_that_lost_their_core() -> None:
+    orders = learnt([spec("quick")], quick=40_000)
+    for turn in range(400):
+        orders.took((0, 1), 50 * MS if turn % 10 == 0 else 40_000)
+    assert orders.may_wait(query(0))
+    for _ in range(400):
+        orders.took((0, 1), 2 * SHORT_NS)
+    assert not orders.may_wait(query(0))
+    for _ in range(400):
+        orders.took((0, 1), SHORT_NS // 2)
+    assert orders.may_wait(query(0))
+
+
+def test_it_learns_from_those_alone_that_the_like_can_follow() -> None:
+    tenants = [spec("a")]
+    assert not learnt(tenants)
+    for batch in (
+        ended(0, 40_000, lane=None),
+        ended(0, 40_000, cancelled=True),
+        ended(0, 40_000, moves=(CoreChange(1, (0,), 120),)),
+    ):
+        orders = LoneOrders(dict(enumerate(tenants)), LAST)
+        orders.learn(batch)
+        assert not orders
+    moved = LoneOrders(dict(enumerate(tenants)), LAST)
+    moved.learn(ended(0, 5 * MS, moves=(CoreChange(0, (0,), 120),)))  # before it began
+    assert moved.to_lend(LANES)[0, 1].order.cores == (0,)
+    moved.learn(ended(0, 5 * MS, moves=(CoreChange(1, (1,), 120),)))  # the last one took others on the way
+    assert not moved
+    again = learnt(tenants, a=40_000)
+    again.forget()
+    assert not again and not again.may_wait(query(0))
