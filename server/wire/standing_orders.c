@@ -98,7 +98,7 @@ enum claimed standing_orders_claim(uint8_t *memory, uint32_t lanes, uint32_t fro
   const uint32_t order = order_for(orders, count, tenant, samples);
   ring *const own = ring_of(memory, from);
   if (order == count || !may_claim(memory, lanes, from, found, orders, count, order, wanted->priority_level)) return ENGINE_DECIDES;
-  const uint32_t place = own->pushed % CLAIMS;
+  const uint32_t place = own->pushed % CLAIMS, position = from * CLAIMS + place;
   own->claim[place] = *wanted;
   own->claim[place].order = order;
   atomic_store(&own->mark[place], marked(term));
@@ -107,11 +107,12 @@ enum claimed standing_orders_claim(uint8_t *memory, uint32_t lanes, uint32_t fro
   for (found = atomic_load(state); found >> TERM == term;) {
     if (what(found) == STANDING_CLAIMED) return CLAIM_WAITS;
     if (what(found) != STANDING_OPEN) break;
-    if (!atomic_compare_exchange_strong(state, &found, state_with(term, STANDING_CLAIMED, from * CLAIMS + place))) continue;
+    if (!atomic_compare_exchange_strong(state, &found, state_with(term, STANDING_CLAIMED, position))) continue;
     wake(state);
     return CLAIM_RUNS;
   }
-  /* The term is over: the claim is this thread's again, or the engine has found it. Its place stays empty. */
+  if (found == state_with(term, STANDING_WITHDRAWN, position)) return CLAIM_RUNS;
+  /* The term is over: the claim is this thread's again, or somebody has found it. Its place stays empty. */
   uint32_t mark = marked(term);
   return atomic_compare_exchange_strong(&own->mark[place], &mark, 0) ? ENGINE_DECIDES : CLAIM_WAITS;
 }
@@ -135,6 +136,9 @@ EXPORT uint32_t withdraw_orders(uint8_t *memory, uint32_t term) {
     to = what(found) == STANDING_OPEN ? state_with(term, STANDING_CLOSED, 0)
                                       : state_with(term, STANDING_WITHDRAWN, position_of(found));
   } while (!atomic_compare_exchange_weak(state, &found, to));
+  /* Its thread may not have looked at the state yet, and is not to take it back if its worker dies meanwhile. */
+  const uint32_t position = position_of(to);
+  if (what(to) == STANDING_WITHDRAWN) atomic_store(&ring_of(memory, position / CLAIMS)->mark[position % CLAIMS], 0);
   wake(state);
   return to;
 }

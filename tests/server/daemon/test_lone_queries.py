@@ -3,48 +3,23 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from example_models import LONG_TURNS, mlp_outputs, spin_state
+from example_models import mlp_outputs, spin_state
+from lending_daemon import Long, ask_mlp, engine, lend, serving, wake_ups, whole
 from running_daemon import Daemon, X, configuration, running, spin, tensor, until
-from traffic import is_typed, processes
+from traffic import processes
 from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.slow
 
 ALONE = 60  # queries, one after the other
-
-
-def ask_mlp(client: Any, x: Any = X) -> None:
-    found = client.infer("mlp", [tensor(triton_grpc, "x", x, "FP32")]).as_numpy("y")
-    np.testing.assert_allclose(found, mlp_outputs(x), rtol=1e-4, atol=1e-4)
-
-
-def engine(daemon: Daemon) -> psutil.Process:
-    [found] = processes(daemon)["engine"]
-    return found
-
-
-def wake_ups(daemon: Daemon, ask: Callable[[], None]) -> int:
-    """How often the engine slept while that was asked."""
-    process = engine(daemon)
-    before = process.num_ctx_switches().voluntary
-    ask()
-    return int(process.num_ctx_switches().voluntary - before)
-
-
-def lend(daemon: Daemon, client: Any) -> None:
-    """Ask until the engine sleeps through a query: the worker is lent."""
-    until("a worker to be lent", lambda: wake_ups(daemon, lambda: ask_mlp(client)) == 0)
 
 
 @pytest.mark.parametrize("module", [triton_grpc, triton_http], ids=["grpc", "http"])
@@ -79,31 +54,6 @@ def test_others_take_the_worker_back_at_once(artifacts: Path, tmp_path: Path) ->
             assert found.tolist() == [spin_state(turns, 3)]
 
 
-class Long:
-    """A query for spin that takes far longer than those before it said, asked of a lent worker, and its end."""
-
-    def __init__(self, daemon: Daemon, client: Any, turns: int = LONG_TURNS, **how: Any) -> None:
-        for _ in range(8):
-            assert client.infer("spin", spin(triton_grpc, 0, 3)).as_numpy("state").tolist() == [spin_state(0, 3)]
-        self.ends: list[Any] = []
-        self.call = client.async_infer("spin", spin(triton_grpc, turns, 3), self._ended, **how)
-        until("it to be held", lambda: daemon.metric("veltair_queries_held") == 1)
-
-    def _ended(self, result: Any, error: Any) -> None:
-        self.ends.append(error or result)
-
-    def end(self) -> Any:
-        until("its end", lambda: bool(self.ends))
-        return self.ends[0]
-
-
-@contextmanager
-def serving(artifacts: Path, folder: Path, **server: Any) -> Iterator[tuple[Daemon, Any]]:
-    text = configuration(artifacts, "mlp", "spin", model_control=True, **server)
-    with running(folder, text) as daemon, triton_grpc.InferenceServerClient(daemon.grpc) as client:
-        yield daemon, client
-
-
 @pytest.fixture
 def lone(artifacts: Path, tmp_path: Path) -> Iterator[tuple[Daemon, Any]]:
     with serving(artifacts, tmp_path, hung_block_s=60.0) as served:
@@ -111,25 +61,9 @@ def lone(artifacts: Path, tmp_path: Path) -> Iterator[tuple[Daemon, Any]]:
 
 
 @pytest.fixture
-def crowded(artifacts: Path, tmp_path: Path) -> Iterator[tuple[Daemon, Any]]:
-    with serving(artifacts, tmp_path, hung_block_s=60.0, policy="veltair") as served:
-        yield served
-
-
-@pytest.fixture
 def watched(artifacts: Path, tmp_path: Path) -> Iterator[tuple[Daemon, Any]]:
     with serving(artifacts, tmp_path, hung_block_s=1.0) as served:
         yield served
-
-
-def whole(daemon: Daemon, client: Any, workers: int = 2) -> None:
-    """Nothing is held, all workers are there, and both models answer right, one by one. What was cancelled would run
-    for longer than it may take."""
-    until("no query to be held", lambda: daemon.metric("veltair_queries_held") == 0, seconds=8)
-    until("all workers", lambda: daemon.metric("veltair_workers", state="idle") >= workers)
-    for turns in range(10):
-        ask_mlp(client)
-        assert client.infer("spin", spin(triton_grpc, turns, 3)).as_numpy("state").tolist() == [spin_state(turns, 3)]
 
 
 def test_the_scheduler_learns_of_a_claim_when_another_query_comes(lone: tuple[Daemon, Any]) -> None:
@@ -213,95 +147,4 @@ def test_an_engine_that_dies_over_a_claim_fails_it(lone: tuple[Daemon, Any]) -> 
     engine(daemon).kill()
     assert isinstance(long.end(), InferenceServerException)
     until("another engine", lambda: daemon.status() == 200)
-    whole(daemon, client)
-
-
-class Burst:
-    """Queries for spin, sent at once."""
-
-    def __init__(self, client: Any, turns: list[int], **how: Any) -> None:
-        self.turns, self.ends = turns, dict[int, Any]()
-        for number, each in enumerate(turns):
-            client.async_infer("spin", spin(triton_grpc, each, 3), partial(self._ended, number), **how)
-
-    def _ended(self, number: int, result: Any, error: Any) -> None:
-        self.ends[number] = error or result
-
-    def right(self) -> None:
-        """Wait for all of them, and compare each with its reference."""
-        until("all ends", lambda: len(self.ends) == len(self.turns))
-        for number, turns in enumerate(self.turns):
-            assert self.ends[number].as_numpy("state").tolist() == [spin_state(turns, 3)]
-
-
-def lend_spin(client: Any) -> None:
-    for _ in range(20):
-        assert client.infer("spin", spin(triton_grpc, 0, 3)).as_numpy("state").tolist() == [spin_state(0, 3)]
-
-
-def test_short_queries_that_come_at_once_wait_for_the_lent_worker(crowded: tuple[Daemon, Any]) -> None:
-    daemon, client = crowded
-    lend_spin(client)
-    bursts = 20
-
-    def ask() -> None:
-        for seed in range(bursts):
-            Burst(client, [(seed * number) % 7 for number in range(40)]).right()
-
-    before = daemon.metric("veltair_batch_queries_count", tenant="spin")
-    woken = wake_ups(daemon, ask)
-    assert woken < bursts * 40 / 4, woken
-    until(
-        "all to be counted", lambda: daemon.metric("veltair_batch_queries_count", tenant="spin") - before == bursts * 40
-    )
-    whole(daemon, client)
-
-
-def test_those_that_wait_for_a_long_query_get_another_worker(crowded: tuple[Daemon, Any]) -> None:
-    daemon, client = crowded
-    lend_spin(client)
-    long = Long(daemon, client)
-    Burst(client, list(range(20))).right()
-    assert not long.ends
-    long.call.cancel()
-    whole(daemon, client)
-
-
-def test_those_that_wait_for_a_killed_worker_are_answered(crowded: tuple[Daemon, Any]) -> None:
-    daemon, client = crowded
-    lend_spin(client)
-    long = Long(daemon, client)
-    burst = Burst(client, list(range(20)))
-    for worker in processes(daemon)["worker"][:1]:
-        worker.kill()
-    burst.right()
-    long.call.cancel()
-    whole(daemon, client)
-
-
-def test_those_that_wait_keep_their_deadlines(crowded: tuple[Daemon, Any]) -> None:
-    daemon, client = crowded
-    lend_spin(client)
-    burst = Burst(client, [LONG_TURNS, *range(20)], timeout=300_000)
-    until("all ends", lambda: len(burst.ends) == 21)
-    assert "DEADLINE_EXCEEDED" in str(burst.ends[0].status())
-    refused = [end for end in burst.ends.values() if isinstance(end, InferenceServerException)]
-    assert all(is_typed(end) for end in refused)
-    whole(daemon, client)
-
-
-def test_queries_of_two_models_wait_for_one_another(crowded: tuple[Daemon, Any]) -> None:
-    daemon, client = crowded
-    lend_spin(client)
-    lend(daemon, client)
-    ends = list[Any]()
-    for seed in range(10):
-        burst = Burst(client, [seed] * 20)
-        for _ in range(20):
-            inputs = [tensor(triton_grpc, "x", X, "FP32")]
-            client.async_infer("mlp", inputs, lambda result, error: ends.append(error or result))
-        burst.right()
-    until("the other's ends", lambda: len(ends) == 200)
-    for end in ends:
-        np.testing.assert_allclose(end.as_numpy("y"), mlp_outputs(X), rtol=1e-4, atol=1e-4)
     whole(daemon, client)

@@ -1,0 +1,116 @@
+"""Queries that are shorter than a decision: they wait for the lent worker, whatever befalls those before them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+from example_models import LONG_TURNS, mlp_outputs, spin_state
+from lending_daemon import Long, lend, serving, wake_ups, whole
+from running_daemon import Daemon, X, spin, tensor, until
+from traffic import is_typed, processes
+from tritonclient.utils import InferenceServerException
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def crowded(artifacts: Path, tmp_path: Path) -> Iterator[tuple[Daemon, Any]]:
+    with serving(artifacts, tmp_path, hung_block_s=60.0, policy="veltair") as served:
+        yield served
+
+
+class Burst:
+    """Queries for spin, sent at once."""
+
+    def __init__(self, client: Any, turns: list[int], **how: Any) -> None:
+        self.turns, self.ends = turns, dict[int, Any]()
+        for number, each in enumerate(turns):
+            client.async_infer("spin", spin(triton_grpc, each, 3), partial(self._ended, number), **how)
+
+    def _ended(self, number: int, result: Any, error: Any) -> None:
+        self.ends[number] = error or result
+
+    def right(self) -> None:
+        """Wait for all of them, and compare each with its reference."""
+        until("all ends", lambda: len(self.ends) == len(self.turns))
+        for number, turns in enumerate(self.turns):
+            assert self.ends[number].as_numpy("state").tolist() == [spin_state(turns, 3)]
+
+
+def lend_spin(client: Any) -> None:
+    for _ in range(20):
+        assert client.infer("spin", spin(triton_grpc, 0, 3)).as_numpy("state").tolist() == [spin_state(0, 3)]
+
+
+def test_short_queries_that_come_at_once_wait_for_the_lent_worker(crowded: tuple[Daemon, Any]) -> None:
+    daemon, client = crowded
+    lend_spin(client)
+    bursts = 20
+
+    def ask() -> None:
+        for seed in range(bursts):
+            Burst(client, [(seed * number) % 7 for number in range(40)]).right()
+
+    before = daemon.metric("veltair_batch_queries_count", tenant="spin")
+    woken = wake_ups(daemon, ask)
+    assert woken < bursts * 40 / 4, woken
+    until(
+        "all to be counted", lambda: daemon.metric("veltair_batch_queries_count", tenant="spin") - before == bursts * 40
+    )
+    whole(daemon, client)
+
+
+def test_those_that_wait_for_a_long_query_get_another_worker(crowded: tuple[Daemon, Any]) -> None:
+    daemon, client = crowded
+    lend_spin(client)
+    long = Long(daemon, client)
+    Burst(client, list(range(20))).right()
+    assert not long.ends
+    long.call.cancel()
+    whole(daemon, client)
+
+
+def test_those_that_wait_for_a_killed_worker_are_answered(crowded: tuple[Daemon, Any]) -> None:
+    daemon, client = crowded
+    lend_spin(client)
+    long = Long(daemon, client)
+    burst = Burst(client, list(range(20)))
+    for worker in processes(daemon)["worker"][:1]:
+        worker.kill()
+    burst.right()
+    long.call.cancel()
+    whole(daemon, client)
+
+
+def test_those_that_wait_keep_their_deadlines(crowded: tuple[Daemon, Any]) -> None:
+    daemon, client = crowded
+    lend_spin(client)
+    burst = Burst(client, [LONG_TURNS, *range(20)], timeout=300_000)
+    until("all ends", lambda: len(burst.ends) == 21)
+    assert "DEADLINE_EXCEEDED" in str(burst.ends[0].status())
+    refused = [end for end in burst.ends.values() if isinstance(end, InferenceServerException)]
+    assert all(is_typed(end) for end in refused)
+    whole(daemon, client)
+
+
+def test_queries_of_two_models_wait_for_one_another(crowded: tuple[Daemon, Any]) -> None:
+    daemon, client = crowded
+    lend_spin(client)
+    lend(daemon, client)
+    ends = list[Any]()
+    for seed in range(10):
+        burst = Burst(client, [seed] * 20)
+        for _ in range(20):
+            inputs = [tensor(triton_grpc, "x", X, "FP32")]
+            client.async_infer("mlp", inputs, lambda result, error: ends.append(error or result))
+        burst.right()
+    until("the other's ends", lambda: len(ends) == 200)
+    for end in ends:
+        np.testing.assert_allclose(end.as_numpy("y"), mlp_outputs(X), rtol=1e-4, atol=1e-4)
+    whole(daemon, client)
