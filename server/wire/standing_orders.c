@@ -33,6 +33,9 @@ static claim_end *end_of(uint8_t *memory) { return (claim_end *)(void *)(memory 
 /* What a claim takes now: about the median of the last ones. */
 static _Atomic uint32_t *each_of(uint8_t *memory) { return (_Atomic uint32_t *)(void *)(memory + LINE + LINE / 2); }
 
+/* How often the worker has opened the state. */
+static uint32_t *openings_of(uint8_t *memory) { return (uint32_t *)(void *)(memory + LINE + LINE / 2) + 1; }
+
 static ring *ring_of(uint8_t *memory, uint32_t number) { return (ring *)(void *)(memory + 2 * LINE) + number; }
 
 /* The I/O threads', and the engine's behind them. */
@@ -107,6 +110,7 @@ enum claimed standing_orders_claim(uint8_t *memory, uint32_t lanes, uint32_t fro
   for (found = atomic_load(state); found >> TERM == term;) {
     if (what(found) == STANDING_CLAIMED) return CLAIM_WAITS;
     if (what(found) != STANDING_OPEN) break;
+    if (atomic_load(&own->mark[place]) != marked(term)) return CLAIM_WAITS; /* no more: it has run */
     if (!atomic_compare_exchange_strong(state, &found, state_with(term, STANDING_CLAIMED, position))) continue;
     wake(state);
     return CLAIM_RUNS;
@@ -223,7 +227,8 @@ static int64_t waiting_after(uint8_t *memory, uint32_t lanes, uint32_t term, uin
 int end_claim(uint8_t *memory, uint32_t term, uint32_t position, uint32_t *cursors, const done_queries *done,
               const int32_t *wakes, uint32_t stop, int reported, int64_t begin_ns, int64_t end_ns) {
   _Atomic uint32_t *const state = state_of(memory);
-  const uint32_t lanes = done->lanes, last = position / CLAIMS, open = state_with(term, STANDING_OPEN, 0);
+  const uint32_t lanes = done->lanes, last = position / CLAIMS;
+  const uint32_t open = state_with(term, STANDING_OPEN, ++*openings_of(memory) % (1u << (TERM - POSITION)));
   const caller of = claim_at(memory, lanes, position)->caller;
   bool tells = wakes;
   uint32_t found = state_with(term, STANDING_CLAIMED, position);

@@ -21,7 +21,8 @@ enum { CLAIMS = 256, MOST_CLAIMS_WAITING = 192 };
 enum { DEFAULT_PRIORITY_LEVEL = 3 }; /* veltair/types.py; queries of other levels wait for the engine's decision */
 
 /* What the lowest two bits of the state say. In a claimed or withdrawn one the position of the claim that runs stands
- * above them: ring * CLAIMS + place. The rest is the term, the number of times that there were orders. */
+ * above them: ring * CLAIMS + place. In an open one it is the number of times that the worker has opened it, so that
+ * nobody takes one opening for another. The rest is the term, the number of times that there were orders. */
 enum { STANDING_CLOSED, STANDING_OPEN, STANDING_CLAIMED, STANDING_WITHDRAWN /* it closes when that claim has ended */ };
 
 /* What is asked for. */

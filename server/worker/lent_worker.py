@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from veltair.profiles.runtime.block_runner import BoundBlock, Watch
     from veltair.types import CoreSet
 
-_PREPARED = np.dtype([("steps", np.uint64), ("rows", np.uint64), ("layers", np.int64), ("core_set", np.int64)])
+_PREPARED = np.dtype(
+    [
+        ("steps", np.uint64),
+        ("rows", np.uint64),
+        ("layers", np.int64),
+        ("core_set", np.int64),
+        ("crowded_core_set", np.int64),
+    ]
+)
 
 
 class Runs(Protocol):
@@ -75,6 +83,9 @@ class ClaimLoop(ctypes.Structure):
         ("slots", ctypes.c_uint32),
         ("term", ctypes.c_uint32),
         ("cursors", ctypes.c_uint32 * MOST_RINGS),
+        ("window_ns", ctypes.c_int64),
+        ("counted", ctypes.c_uint32),
+        ("crowded", ctypes.c_uint32),
         ("begin_ns", ctypes.c_int64),
         ("layer", ctypes.c_int64),
         ("position", ctypes.c_uint32),
@@ -86,7 +97,7 @@ class LentWorker:
 
     ::
 
-        lent = LentWorker(channel, cell, bell, standing, done, slots, watch, worker)
+        lent = LentWorker(channel, cell, bell, standing, done, slots, watch, cores, worker)
         lent.attend(PATIENCE_NS)  # the order was to attend
     """
 
@@ -99,9 +110,11 @@ class LentWorker:
         done: DoneQueries,
         slots: int,
         watch: Watch,
+        cores: CoreSet,
         runs: Runs,
     ) -> None:
-        """`slots`: of each tenant. `watch`: the cell's words."""
+        """`slots`: of each tenant. `watch`: the cell's words. `cores`: all; short claims that come fast run on the last
+        one, since the I/O threads and the engine are on the first, and go before them there."""
         from veltair.profiles.runtime import native
 
         self._channel, self._cell, self._bell = channel, cell, bell
@@ -109,6 +122,7 @@ class LentWorker:
         self._attend = _attend()
         self._prepared = np.zeros(MOST_ORDERS * slots, _PREPARED)  # by the number of the order and the slot
         self._blocks: dict[int, BoundBlock] = {}  # those of the table, which has only their addresses
+        self._crowded_cores = cores[-1:]
         self._core_sets: dict[CoreSet, int] = {}  # their numbers
         memory, lanes, places, wakes = done.memory
         self._loop = ClaimLoop(
@@ -161,10 +175,11 @@ class LentWorker:
             number = claim.order * self._slots + claim.slot
             if why == _Why.UNPREPARED:
                 order = self._standing.order(claim.order)
-                self._runs.move_to(order.cores)
+                crowded_cores = self._crowded_cores if order.wait_ns else order.cores
+                self._runs.move_to(crowded_cores if loop.crowded else order.cores)
                 if number not in self._blocks:
                     key = BlockKey(order.tenant, 0, claim.slot, order.samples, order.versions)
-                    self._prepare(number, self._runs.block(pack_key(key)), order.cores)
+                    self._prepare(number, self._runs.block(pack_key(key)), order.cores, crowded_cores)
                 return False  # the loop finds it again
             block = self._blocks[number]
             stop, reported = self._runs.resume(query, block, loop.layer)
@@ -175,9 +190,9 @@ class LentWorker:
         end = BlockEnd(query, stop, reported, loop.begin_ns, time.monotonic_ns())
         return self._standing.end(loop.term, loop.position, loop.cursors, end, done)
 
-    def _prepare(self, number: int, block: BoundBlock, cores: CoreSet) -> None:
+    def _prepare(self, number: int, block: BoundBlock, *cores: CoreSet) -> None:
         self._blocks[number] = block
-        self._prepared[number] = (*block.addresses, block.stop, self._number(cores))
+        self._prepared[number] = (*block.addresses, block.stop, *map(self._number, cores))
 
     def _number(self, cores: CoreSet) -> int:
         return self._core_sets.setdefault(cores, len(self._core_sets))

@@ -98,9 +98,8 @@ class Worker:
         self._prepared: dict[bytes, PreparedBlock] = {}  # by the packed key of their order
         self._batches: dict[int, BatchBuffers] = {}  # by tenant; a batch's bindings have no slot
         self._watch = watch = Watch(*cell.word_addresses())
-        self._lent = (
-            done and standing and LentWorker(channel, cell, bell, standing, done, models.pool.slots, watch, self)
-        )
+        kept = models.pool.slots, watch, threads.usable
+        self._lent = done and standing and LentWorker(channel, cell, bell, standing, done, *kept, self)
         self.sequence = -1  # of the cell when the threads were moved last
         self.cores: CoreSet = ()  # the block's as the engine knows them
         self._reported = False  # whether this block sent messages

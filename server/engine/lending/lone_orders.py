@@ -31,16 +31,15 @@ class LoneOrders:
 
     ::
 
-        orders = LoneOrders(specs, core=1)
+        orders = LoneOrders(specs)
         orders.learn(batch)  # which has ended, and met no other
         orders.took((0, 1), 45_000)
         orders.to_lend(lanes=1)[0, 1].order.wait_ns
     """
 
-    def __init__(self, tenants: Mapping[int, TenantSpec], core: int) -> None:
-        """`tenants`: by number, as they are now. `core`: where short queries run; not the one on which the I/O threads
-        and the engine stay, which are woken more often the more such queries come."""
-        self._tenants, self._core = tenants, core
+    def __init__(self, tenants: Mapping[int, TenantSpec]) -> None:
+        """`tenants`: by number, as they are now."""
+        self._tenants = tenants
         self._orders: dict[tuple[int, int], LoneOrder] = {}
         self._elapsed_ns: dict[tuple[int, int], float] = {}  # of all layers: about the median of the last ones
 
@@ -96,7 +95,7 @@ class LoneOrders:
     def _as_short(self, key: tuple[int, int], wait_ns: int) -> LoneOrder:
         """On one core: to wake a second one takes as long as what it would do."""
         order, level, _ = self._orders[key]
-        order = msgspec.structs.replace(order, cores=(self._core,), wait_ns=wait_ns)
+        order = msgspec.structs.replace(order, cores=order.cores[:1], wait_ns=wait_ns)
         return LoneOrder(order, level, predicted_ns=int(self._elapsed_ns[key]))
 
     def forget(self) -> None:

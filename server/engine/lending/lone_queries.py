@@ -31,7 +31,7 @@ from veltair.server.ipc.lane_descriptors import LaneDescriptors
 from veltair.server.ipc.standing_orders import Claim, StandingOrders, term_after
 from veltair.server.ipc.status_records import BlockRecord
 from veltair.server.ipc.worker_cell import ATTEND
-from veltair.types import CoreSet, LayerBlock
+from veltair.types import LayerBlock
 
 LEAST_ALONE, MOST_ALONE = 4, 256  # queries, one after the other: twice as many after a term with few claims,
 FEW = 8  # which cost more than they saved
@@ -69,17 +69,16 @@ class LoneQueries:
         supervisor: WorkerSupervisor,
         queries: InFlightQueries,
         decide: Callable[[QueryRuns], None],
-        cores: CoreSet,
     ) -> None:
         """`descriptors`: None where nothing is lent. `tenants`: by number, as they are now. `decide`: has the scheduler
-        handle the event, and carries out what follows. `cores`: all; I/O threads and engine stay on the first."""
+        handle the event, and carries out what follows."""
         self._standing = None
         if descriptors is not None:
             self._standing = StandingOrders(descriptors.standing, len(descriptors.wakes))
         self._tenants, self._arrivals, self._lanes = tenants, arrivals, lanes
         self._supervisor, self._queries = supervisor, queries
         self._decide = decide
-        self._orders = LoneOrders(tenants, cores[-1])  # those of the next term
+        self._orders = LoneOrders(tenants)  # those of the next term
         self._claimed_arrivals = ClaimedArrivals(arrivals, lanes, self._orders, self._standing)
         self._lent: dict[tuple[int, int], LoneOrder] = {}  # those of the last one, in the order of their numbers
         self._alone = 0  # batches since the last one that met another, and was not as short

@@ -14,7 +14,7 @@ from veltair.server.ipc.messages import InferQuery, TenantSpec
 from veltair.server.ipc.status_records import BlockRecord, CoreChange
 from veltair.server.ipc.tenant_share import TenantShare
 
-MS, LANES, LAST = 1_000_000, 2, 7
+MS, LANES = 1_000_000, 2
 QUICK, ALIKE, SLOW = 0, 1, 2  # tenants
 
 
@@ -52,7 +52,7 @@ def ended(tenant: int, elapsed_ns: int, moves: tuple[CoreChange, ...] = (), **ho
 
 
 def learnt(tenants: list[TenantSpec], **elapsed_ns: int) -> LoneOrders:
-    orders = LoneOrders(dict(enumerate(tenants)), LAST)
+    orders = LoneOrders(dict(enumerate(tenants)))
     for name, each_ns in elapsed_ns.items():
         orders.learn(ended([spec.name for spec in tenants].index(name), each_ns))
     return orders
@@ -64,7 +64,7 @@ def test_short_queries_wait_on_one_core_and_others_get_what_they_got() -> None:
     wait_ns = int(WAITS * 10 * MS / (LANES + 2))  # by the least target, whoever waits
     for tenant, elapsed_ns in ((QUICK, 40_000), (ALIKE, 90_000)):
         order, level, predicted_ns = lent[tenant, 1]
-        assert (order.versions, order.cores, order.wait_ns, level) == ((3, 4), (LAST,), wait_ns, 1.0)
+        assert (order.versions, order.cores, order.wait_ns, level) == ((3, 4), (0,), wait_ns, 1.0)
         assert abs(predicted_ns - elapsed_ns) < elapsed_ns / 10
     slow, _, predicted_ns = lent[SLOW, 1]
     assert (slow.cores, slow.wait_ns, predicted_ns) == ((0, 1), 0, 5)
@@ -110,10 +110,10 @@ def test_it_learns_from_those_alone_that_the_like_can_follow() -> None:
         ended(0, 40_000, cancelled=True),
         ended(0, 40_000, moves=(CoreChange(1, (0,), 120),)),
     ):
-        orders = LoneOrders(dict(enumerate(tenants)), LAST)
+        orders = LoneOrders(dict(enumerate(tenants)))
         orders.learn(batch)
         assert not orders
-    moved = LoneOrders(dict(enumerate(tenants)), LAST)
+    moved = LoneOrders(dict(enumerate(tenants)))
     moved.learn(ended(0, 5 * MS, moves=(CoreChange(0, (0,), 120),)))  # before it began
     assert moved.to_lend(LANES)[0, 1].order.cores == (0,)
     moved.learn(ended(0, 5 * MS, moves=(CoreChange(1, (1,), 120),)))  # the last one took others on the way
