@@ -39,6 +39,7 @@ LOOK_S = 0.001  # until it looks again whether the worker has time for what has 
 LONG_WAIT_NS = 20_000_000  # what others wait for, and was thought to be short, beyond what it may have waited itself
 LONG_NS = 100_000_000  # what has been claimed for so long is to be watched
 TERM_NS = 10_000_000_000
+BUSY = 5_000  # claims in that time; to decide about such a load would cost many queries their target
 
 
 class _State(Enum):
@@ -244,13 +245,16 @@ class LoneQueries:
 
     def look(self, now_ns: int, *, wanted: bool) -> None:
         """Take the worker back where it is `wanted`, where it runs a query for long, which is watched only then, and
-        from time to time, so that the scheduler sees how such queries fare."""
+        from time to time, so that the scheduler sees how such queries fare while they are few."""
         claim = self._running()
         if wanted or (claim is not None and now_ns - claim.caller.taken_ns > self._long_ns(claim)):
             self.take_back()
         elif self._state is _State.LENT and now_ns - self._lent_ns > TERM_NS:
-            self._alone = 0
-            self.take_back()
+            if self._claimed >= BUSY:
+                self._lent_ns, self._claimed = now_ns, FEW
+            else:
+                self._alone = 0
+                self.take_back()
 
     def _long_ns(self, claim: Claim) -> int:
         """After so much time since it was claimed a query is no longer waited for."""
