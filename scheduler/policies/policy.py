@@ -31,8 +31,9 @@ class Policy(ABC):
                 return Start(head, head.next_block(SOLO, head.costs.layers, state.free), SOLO)
     """
 
-    # Whether queries that meet no other may start without a question (`QueryRuns`), as others like them did: not where
-    # it counts arrivals, or keeps something of every query from its arrival on.
+    # Whether queries that meet no other may start without a question (`QueryRuns`), as others like them did, and those
+    # that are shorter than a decision one after the other: not where it counts arrivals, or keeps something of every
+    # query from its arrival on.
     starts_unasked: ClassVar[bool] = False
 
     @abstractmethod

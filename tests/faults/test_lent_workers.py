@@ -1,4 +1,4 @@
-"""Queries that come one by one, run by I/O threads on a lent worker, while workers are killed and clients leave."""
+"""Queries that come one by one, or short ones at once, on a lent worker, while workers are killed and clients leave."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -21,10 +22,12 @@ pytestmark = pytest.mark.slow
 Rounds = Callable[..., range]
 GAPS_S = (0.0, 0.0, 0.001, 0.004, 0.015)
 TURNS = (0, 3, 1 << 10, 1 << 16)
+BURST = 30
 
 
 class LoneClients:
-    """Two clients that ask now and then, so that most queries meet no other, and some do; some leave before the end."""
+    """Two clients that ask now and then, so that most queries meet no other, and some do; some come at once, and some
+    leave before the end."""
 
     def __init__(self, daemon: Daemon, seed: int) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -41,16 +44,28 @@ class LoneClients:
                     left = client.async_infer("spin", spin(triton_grpc, 1 << 20, 3), lambda result, error: None)
                     self._over.wait(chance.choice(GAPS_S))
                     left.cancel()
-                outcome = self._outcome(client, chance.choice(TURNS))
+                turns = (
+                    [chance.choice(TURNS)]
+                    if chance.random() < 0.8
+                    else [chance.choice(TURNS[:3]) for _ in range(BURST)]
+                )
+                outcomes = [
+                    self._outcome(ask, each) for ask, each in [(self._sent(client, each), each) for each in turns]
+                ]
                 with self._lock:
-                    self.outcomes[outcome] += 1
+                    self.outcomes.update(outcomes)
 
-    def _outcome(self, client: Any, turns: int) -> str:
-        try:
-            found = client.infer("spin", spin(triton_grpc, turns, 3)).as_numpy("state").tolist()
-        except InferenceServerException as error:
-            return "typed" if is_typed(error) else "lost"
-        return "right" if found == [spin_state(turns, 3)] else "wrong"
+    def _sent(self, client: Any, turns: int) -> Callable[[], Any]:
+        """Asks, and returns what waits for the answer."""
+        ends: Queue[Any] = Queue()
+        client.async_infer("spin", spin(triton_grpc, turns, 3), lambda result, error: ends.put(error or result))
+        return lambda: ends.get(timeout=60)
+
+    def _outcome(self, wait: Callable[[], Any], turns: int) -> str:
+        end = wait()
+        if isinstance(end, InferenceServerException):
+            return "typed" if is_typed(end) else "lost"
+        return "right" if end.as_numpy("state").tolist() == [spin_state(turns, 3)] else "wrong"
 
     def served(self, more: int) -> None:
         goal = self.outcomes["right"] + more
@@ -64,9 +79,9 @@ class LoneClients:
 
 
 def test_killed_workers_cost_lone_clients_their_own_queries(rounds: Rounds, artifacts: Path, tmp_path: Path) -> None:
-    """Workers are killed while queries come one by one: each gets a right answer or a typed error, the engine lives,
-    and no slot is lost."""
-    with running(tmp_path, configuration(artifacts, "spin")) as daemon:
+    """Workers are killed while queries come one by one or at once: each gets a right answer or a typed error, the
+    engine lives, and no slot is lost."""
+    with running(tmp_path, configuration(artifacts, "spin", policy="veltair")) as daemon:
         for seed in rounds(quick=2, full=100):
             before = processes(daemon)
             clients = LoneClients(daemon, seed)
