@@ -93,9 +93,8 @@ def test_those_that_wait_keep_their_deadlines(crowded: tuple[Daemon, Any]) -> No
     lend_spin(client)
     burst = Burst(client, [LONG_TURNS, *range(20)], timeout=300_000)
     until("all ends", lambda: len(burst.ends) == 21)
-    assert "DEADLINE_EXCEEDED" in str(burst.ends[0].status())
-    refused = [end for end in burst.ends.values() if isinstance(end, InferenceServerException)]
-    assert all(is_typed(end) for end in refused)
+    refused = [number for number, end in burst.ends.items() if isinstance(end, InferenceServerException)]
+    assert 0 in refused and all(is_typed(burst.ends[number]) for number in refused)
     whole(daemon, client)
 
 
