@@ -82,8 +82,8 @@ class LoneOrders:
         return short if len(ranks) <= 1 else []
 
     def longest_ns(self, tenant: int) -> float:
-        """Of what its short queries take."""
-        return max((self._elapsed_ns[key] for key in self._orders if key[0] == tenant), default=0)
+        """Of what its short queries take; 0 where it has none, since others do not wait for the worker that is lent."""
+        return max((self._elapsed_ns[key] for key in self._short() if key[0] == tenant), default=0)
 
     def to_lend(self, lanes: int) -> dict[tuple[int, int], LoneOrder]:
         """All orders, for so many I/O threads; the engine's ring has room for twice as many as each of theirs."""
@@ -94,9 +94,8 @@ class LoneOrders:
 
     def _as_short(self, key: tuple[int, int], wait_ns: int) -> LoneOrder:
         """On one core: to wake a second one takes as long as what it would do."""
-        order, level, _ = self._orders[key]
-        order = msgspec.structs.replace(order, cores=order.cores[:1], wait_ns=wait_ns)
-        return LoneOrder(order, level, predicted_ns=int(self._elapsed_ns[key]))
+        lone = self._orders[key]
+        return lone._replace(order=msgspec.structs.replace(lone.order, cores=lone.order.cores[:1], wait_ns=wait_ns))
 
     def forget(self) -> None:
         """Models come and go: nothing that was learnt holds any more."""
