@@ -7,10 +7,11 @@ claims for them in a ring of its own, the tenants in turn.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from veltair.server.engine.arrivals import Arrival, Arrivals
 from veltair.server.engine.front_lanes import FrontLanes
-from veltair.server.engine.lending.lone_orders import LoneOrders
+from veltair.server.engine.lending.lone_orders import LoneOrder, LoneOrders
 from veltair.server.ipc.done_queries import Caller
 from veltair.server.ipc.messages import InferQuery
 from veltair.server.ipc.standing_orders import Claim, StandingOrders
@@ -22,7 +23,7 @@ class ClaimedArrivals:
     ::
 
         claimed = ClaimedArrivals(arrivals, lanes, orders, standing)
-        claimed.hand_over()  # orders are open
+        claimed.hand_over(lent)  # orders are open
         claimed.take_back(term, samples)  # they have been withdrawn
     """
 
@@ -35,9 +36,12 @@ class ClaimedArrivals:
         """Whether all that has arrived could be claimed, now or later."""
         return all(arrival.lane is not None and self._orders.may_wait(arrival.message) for arrival in self._arrivals)
 
-    def hand_over(self) -> bool:
-        """Claim for what has arrived. Returns whether what is left can wait until the ring has room."""
-        return self._arrivals.hand_over(self._claim) or self.may_wait()
+    def hand_over(self, lent: Mapping[tuple[int, int], LoneOrder]) -> bool:
+        """Claim for what has arrived, by these orders. Returns whether the rest can wait until the ring has room."""
+        if self._arrivals.hand_over(self._claim):
+            return True
+        left = [(arrival.message.tenant, arrival.message.batch) for arrival in self._arrivals]
+        return self.may_wait() and all(key in lent and lent[key].order.wait_ns for key in left)
 
     def _claim(self, arrival: Arrival) -> bool:
         standing, (message, lane) = self._standing, arrival

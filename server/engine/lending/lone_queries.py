@@ -100,6 +100,8 @@ class LoneQueries:
         self._alone = 0 if met and not self._orders.are_short(batch) else self._alone + 1
         if not met:
             self._orders.learn(batch)
+        for query in batch.queries:
+            self._orders.ended((query.message.tenant, query.message.batch))
 
     def forget(self) -> None:
         """Models come and go: nothing that was learnt holds any more."""
@@ -126,7 +128,7 @@ class LoneQueries:
     def _takes_arrivals(self) -> bool:
         """Whether all that has arrived needs no decision: it is claimed, or will be."""
         if self._state is _State.LENT:
-            return self._claimed_arrivals.hand_over()
+            return self._claimed_arrivals.hand_over(self._lent)
         since_ns = time.monotonic_ns() - LONG_WAIT_NS
         return (
             self._lends
@@ -207,6 +209,7 @@ class LoneQueries:
             return
         self._claimed += 1
         self._orders.took((ran.tenant, ran.batch), ran.end_ns - ran.begin_ns)
+        self._orders.ended((ran.tenant, ran.batch))
         self._arrivals.taken[ran.tenant] += 1
         lone = self._lent.get((ran.tenant, ran.batch))  # None: of a term before, and the thread was slow to tell
         versions, cores = ((), ()) if lone is None else (lone.order.versions, lone.order.cores)
@@ -285,7 +288,7 @@ class LoneQueries:
             self._state = _State.LENT
             for tenant in {tenant for tenant, _ in self._lent}:
                 self._lanes.refuse(tenant, 0)  # nobody decides about them, which would open the gate little by little
-            self._claimed_arrivals.hand_over()
+            self._claimed_arrivals.hand_over(self._lent)
 
     def _return(self) -> None:
         worker, self._worker, self._state = self._worker, None, _State.OWN
