@@ -186,7 +186,7 @@ it.""",
     ),
     Section(
         "The way of a query, with short queries that wait for one another",
-        """The version in which queries that are shorter than a decision wait for the lent worker, the one before it, and
+        """The version in which queries that are shorter than a decision wait for the lent worker, the one before, and
 Triton, on two cores of a Zen 3, which has AVX2 alone (`python -m bench.serving.way --rounds 1 --before PATH
 --triton-python PATH`): the versions in turn, Triton an hour before them, with DLRM alone.""",
         lambda: with_environment("epyc-avx2/way-short", way.markdown),
