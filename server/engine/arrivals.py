@@ -62,26 +62,24 @@ class Arrivals:
 
     def take(self) -> Arrival:
         """The next one. Raises KeyError when there is none."""
+        arrival = self._pop()
+        self.taken[arrival.message.tenant] += 1
+        return arrival
+
+    def _pop(self) -> Arrival:
         tenant, queue = self._queues.popitem(last=False)
         arrival = queue.popleft()
         if queue:
             self._queues[tenant] = queue
         self._count -= 1
-        self.taken[tenant] += 1
         return arrival
 
     def hand_over(self, takes: Callable[[Arrival], bool]) -> bool:
         """Offer them in their order, until one is not taken. Returns whether all were."""
         while self._queues:
-            tenant, queue = next(iter(self._queues.items()))
-            if not takes(queue[0]):
+            if not takes(next(iter(self))):
                 return False
-            queue.popleft()
-            self._count -= 1
-            if queue:
-                self._queues.move_to_end(tenant)
-            else:
-                del self._queues[tenant]
+            self._pop()
         return True
 
     def __iter__(self) -> Iterator[Arrival]:

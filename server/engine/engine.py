@@ -196,7 +196,7 @@ class Engine:
         if (arrival := self._arrivals.remove(query)) is not None:  # the scheduler does not know it yet
             self._queries.add(arrival.message, time.monotonic_ns(), arrival.lane)
             self._queries.cancel(query)
-        elif self._queries.has(query) and self._queries.cancel(query):
+        elif self._queries.cancel(query):
             self._decide(events.QueryCancelled(time.monotonic_ns(), query))
 
     # Workers

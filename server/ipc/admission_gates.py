@@ -45,9 +45,11 @@ class AdmissionGates:
     def __init__(self, fd: int, tenants: int) -> None:
         self._words = memoryview(mmap.mmap(fd, gates_bytes(tenants))).cast("q")
 
-    def shut(self, tenant: int, batch: int, now_ns: int, for_ns: int, priority_level: int = 1) -> None:
+    def shut(
+        self, tenant: int, batch: int, now_ns: int, for_ns: int, priority_level: int = 1, ajar_ns: int = AJAR_NS
+    ) -> None:
         """Queries of so many samples or more need not be asked about for a while, those of this level and those that
-        go after it; then the gate is ajar."""
+        go after it; then the gate is ajar for `ajar_ns`."""
         words, until_ns = self._words, now_ns + min(for_ns, MOST_SHUT_NS)
         for level in range(priority_level, PRIORITY_LEVELS + 1):
             at = _place(tenant, level)
@@ -55,16 +57,12 @@ class AdmissionGates:
                 words[at + _LEAST_BATCH] = batch
             elif batch > words[at + _LEAST_BATCH]:
                 continue  # it is shut for smaller ones already
-            words[at + _SHUT_UNTIL], words[at + _AJAR_UNTIL] = until_ns, until_ns + AJAR_NS
+            words[at + _SHUT_UNTIL], words[at + _AJAR_UNTIL] = until_ns, until_ns + ajar_ns
             words[at + _GIVEN] = words[at + _TAKEN] + UNDECIDED
 
     def refuse(self, tenant: int, now_ns: int, for_ns: int) -> None:
         """All queries of the tenant are refused for a while; then none of them is, or needs a pass."""
-        words, until_ns = self._words, now_ns + min(for_ns, MOST_SHUT_NS)
-        for level in range(1, PRIORITY_LEVELS + 1):
-            at = _place(tenant, level)
-            words[at + _LEAST_BATCH] = 1
-            words[at + _SHUT_UNTIL], words[at + _AJAR_UNTIL] = until_ns, until_ns
+        self.shut(tenant, 1, now_ns, for_ns, ajar_ns=0)
 
     def decided(self, tenant: int, now_ns: int, priority_level: int, *, admitted: bool) -> None:
         """The engine has decided about one of these queries: where the gate is ajar, another one may come, and two for

@@ -9,6 +9,12 @@
 #define EXPORT __attribute__((visibility("default")))
 enum { LINE = 128 };
 
+int64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
 EXPORT uint64_t done_queries_bytes(uint32_t lanes, uint32_t places) {
   return (uint64_t)lanes * LINE + (uint64_t)places * sizeof(done_query);
 }
@@ -22,10 +28,7 @@ done_query *done_queries_at(const done_queries *of, uint32_t place) {
 }
 
 done_query done_now(int64_t begin_ns, int64_t execute_ns, int64_t end_ns) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (done_query){.execute_ns = execute_ns, .begin_ns = begin_ns, .end_ns = end_ns,
-                      .ended_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec};
+  return (done_query){.execute_ns = execute_ns, .begin_ns = begin_ns, .end_ns = end_ns, .ended_ns = now_ns()};
 }
 
 bool done_queries_put(const done_queries *to, const caller *of, const done_query *times) {

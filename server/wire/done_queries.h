@@ -33,6 +33,8 @@ typedef struct {
   uint32_t lanes, places;
 } done_queries;
 
+int64_t now_ns(void); /* CLOCK_MONOTONIC, as all times here */
+
 uint64_t done_queries_bytes(uint32_t lanes, uint32_t places);
 
 /* The times of queries whose blocks have ended, told of now. */

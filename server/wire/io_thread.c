@@ -29,12 +29,6 @@ enum { HANDSHAKES = 4 };
 enum { SLACK_BYTES = 1 << 22 /* of memory beyond the budget of a connection, which is looked at afterwards */ };
 static const int64_t EXPIRY_STEP_NS = 50000000; /* between two looks at what takes too long */
 
-int64_t now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
-
 void thread_wake(io_thread *thread) {
   const uint64_t one = 1;
   if (write(thread->wake, &one, sizeof one) < 0) return; /* it is full: the thread is awake */
@@ -308,11 +302,16 @@ static bool obey(io_thread *thread) {
   return !stopping;
 }
 
+/* When something is due, whatever happens before. INT64_MAX: nothing is. */
+static int64_t next_due_ns(const io_thread *thread) {
+  const int64_t deadline = thread->next_deadline_ns, expiry = thread->next_expiry_ns, look = thread->next_look_ns;
+  const int64_t next = deadline < expiry ? deadline : expiry;
+  return look < next ? look : next;
+}
+
 static int timeout_ms(const io_thread *thread) {
   if (thread->again) return 0;
-  const int64_t deadline = thread->next_deadline_ns, expiry = thread->next_expiry_ns;
-  int64_t next = deadline < expiry ? deadline : expiry;
-  if (thread->next_look_ns < next) next = thread->next_look_ns;
+  const int64_t next = next_due_ns(thread);
   if (next == INT64_MAX) return -1;
   const int64_t left_ms = (next - now_ns() + 999999) / 1000000;
   return left_ms < 0 ? 0 : left_ms > INT_MAX ? INT_MAX : (int)left_ms;
@@ -382,8 +381,7 @@ static void *serve(void *argument) {
     thread->handshakes = 0;
     for (int i = 0; i < count; i++) handle(thread, &events[i], turn);
     if (thread->again) receive_again(thread, LEAST_TURN_BYTES);
-    if (thread->next_deadline_ns != INT64_MAX || thread->next_expiry_ns != INT64_MAX || thread->next_look_ns != INT64_MAX)
-      expire(thread);
+    if (next_due_ns(thread) != INT64_MAX) expire(thread);
     serving = obey(thread);
     transmit_all(thread);
     if (thread->left && !thread->idle) tell_when_idle(thread);

@@ -280,8 +280,6 @@ typedef struct wire {
   int events; /* wakes Python */
 } wire;
 
-int64_t now_ns(void);
-
 /* io_thread.c */
 bool thread_start(wire *owner, int index);
 void thread_listen(io_thread *thread, listener *on);

@@ -1,8 +1,7 @@
 /* Runs what I/O threads order of a lent worker, one claim after the other, without Python in between: lent_worker.py
  * does all that is not done for each. Behind TVM's FFI, so that a kernel's error becomes Python's. */
-#define _GNU_SOURCE
+#include <stddef.h>
 #include <stdint.h>
-#include <time.h>
 
 #include "profiles/runtime/ffi.h"
 #include "server/wire/standing_orders.h"
@@ -36,12 +35,6 @@ typedef struct {
 } claim_loop;
 
 enum { OVER, ENDED /* as well, with a claim: ring the bell */, WAITED, UNPREPARED, STOPPED /* before a layer */ };
-
-static int64_t now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
 
 /* Claims of a window, and how long it lasts at most while they come fast, and at least when they no longer do. A client
  * that asks one query after the other is between the two. */

@@ -14,7 +14,7 @@ from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.lending.lone_orders import LoneOrder, LoneOrders
 from veltair.server.ipc.done_queries import Caller
 from veltair.server.ipc.messages import InferQuery
-from veltair.server.ipc.standing_orders import Claim, StandingOrders
+from veltair.server.ipc.standing_orders import Claim, StandingOrder, StandingOrders
 
 
 class ClaimedArrivals:
@@ -24,7 +24,7 @@ class ClaimedArrivals:
 
         claimed = ClaimedArrivals(arrivals, lanes, orders, standing)
         claimed.hand_over(lent)  # orders are open
-        claimed.take_back(term, samples)  # they have been withdrawn
+        claimed.take_back(term, lent)  # they have been withdrawn
     """
 
     def __init__(
@@ -34,7 +34,8 @@ class ClaimedArrivals:
 
     def may_wait(self) -> bool:
         """Whether all that has arrived could be claimed, now or later."""
-        return all(arrival.lane is not None and self._orders.may_wait(arrival.message) for arrival in self._arrivals)
+        waits = list(self._arrivals)
+        return all(each.lane is not None for each in waits) and self._orders.may_wait(*[each.message for each in waits])
 
     def hand_over(self, lent: Mapping[tuple[int, int], LoneOrder]) -> bool:
         """Claim for what has arrived, by these orders. Returns whether the rest can wait until the ring has room."""
@@ -52,19 +53,19 @@ class ClaimedArrivals:
         claim = Claim(caller, 0, message.slot, *times, message.priority_level)
         return standing.ask(standing.lanes, claim, message.tenant, message.batch)
 
-    def take_back(self, term: int) -> None:
+    def take_back(self, term: int, lent: Mapping[tuple[int, int], LoneOrder]) -> None:
         """Those that wait, of all rings, are queries that have arrived."""
         if self._standing is not None:
+            orders = [lone.order for lone in lent.values()]
             for claim in self._standing.take_waiting(term):
-                self._arrivals.add(self.message(claim), claim.caller.lane)
+                self._arrivals.add(self.message(claim, orders[claim.order]), claim.caller.lane)
 
-    def message(self, claim: Claim) -> InferQuery:
+    def message(self, claim: Claim, order: StandingOrder) -> InferQuery:
         """The query as the I/O thread would have sent it."""
-        assert self._standing is not None
-        caller, samples = claim.caller, self._standing.order(claim.order).samples
-        tenant, slot = self._lanes.tenant_and_slot(caller.place)
+        tenant, slot = self._lanes.tenant_and_slot(claim.caller.place)
         times = claim.arrival_ns, claim.deadline_ns or None
-        return InferQuery(caller.query, tenant, slot, samples, *times, priority_level=claim.priority_level)
+        what = claim.caller.query, tenant, slot, order.samples
+        return InferQuery(*what, *times, priority_level=claim.priority_level)
 
     def refuse_more(self, tenant: int, *, lending: bool) -> None:
         """A query has arrived: have the front refuse more of the tenant's while they would wait here for too long, for

@@ -77,12 +77,18 @@ class LoneOrders:
 
     def are_short(self, batch: InFlightBatch) -> bool:
         """Whether its queries could as well have waited for each other: they take less time than to decide of them."""
-        return all(self.may_wait(query.message) for query in batch.queries)
+        return self.may_wait(*[query.message for query in batch.queries])
 
-    def may_wait(self, query: InferQuery) -> bool:
-        """Whether it is short, and nothing tells it from others that are, which it could wait for."""
-        usual = not query.bucket and not query.traced and query.priority_level == DEFAULT_PRIORITY_LEVEL
-        return usual and (query.tenant, query.batch) in self._short()
+    def may_wait(self, *queries: InferQuery) -> bool:
+        """Whether all are short, and nothing tells them from others that are, which they could wait for."""
+        short = self._short()
+        return all(
+            (query.tenant, query.batch) in short
+            and not query.bucket
+            and not query.traced
+            and query.priority_level == DEFAULT_PRIORITY_LEVEL
+            for query in queries
+        )
 
     def _short(self) -> list[tuple[int, int]]:
         """Nobody's queries wait for those of a tenant that goes after it, or has another part of the cores."""

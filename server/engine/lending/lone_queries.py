@@ -175,14 +175,14 @@ class LoneQueries:
             self._return()
         else:
             self._take_over(worker, claim)
-        self._claimed_arrivals.take_back(self._term)
+        self._claimed_arrivals.take_back(self._term, self._lent)
 
     def _take_over(self, worker: WorkerProcess, claim: Claim) -> None:
         """The query that runs is one in flight from here on."""
-        order, level, predicted_ns = list(self._lent.values())[claim.order]
+        order, level, predicted_ns = self._order_of(claim)
         self._state, self._taken_over = _State.TAKEN_OVER, claim.caller.query
         self._known.append(claim.caller.query)
-        message = self._claimed_arrivals.message(claim)
+        message = self._claimed_arrivals.message(claim, order)
         query = self._queries.add(message, claim.caller.taken_ns, claim.caller.lane)
         self._queries.take_over(message.query, worker)
         block = LayerBlock(query.id, 0, len(order.versions), order.versions, len(order.cores), predicted_ns)
@@ -246,6 +246,9 @@ class LoneQueries:
     def _running(self) -> Claim | None:
         return self._standing.running(self._term) if self._standing and self._state is _State.LENT else None
 
+    def _order_of(self, claim: Claim) -> LoneOrder:
+        return list(self._lent.values())[claim.order]
+
     def look(self, now_ns: int, *, wanted: bool) -> None:
         """Take the worker back where it is `wanted`, where it runs a query for long, which is watched only then, and
         from time to time, so that the scheduler sees how such queries fare while they are few."""
@@ -261,7 +264,7 @@ class LoneQueries:
 
     def _long_ns(self, claim: Claim) -> int:
         """After so much time since it was claimed a query is no longer waited for."""
-        wait_ns = list(self._lent.values())[claim.order].order.wait_ns
+        wait_ns = self._order_of(claim).order.wait_ns
         rings = self._standing.lanes + 2 if self._standing else 0
         return LONG_WAIT_NS + rings * wait_ns if wait_ns else LONG_NS
 
