@@ -75,7 +75,7 @@ def recom_row() -> list[str]:
 
 def way_rows() -> list[list[str]]:
     """A small query over gRPC: the greatest load, the answer to a lone client, and what the servers spend on it."""
-    found = read("epyc-avx2/way-short")
+    found = read("epyc-avx2/way")
     title = "one row of DLRM over gRPC, EPYC with AVX2 alone"
     peaks = medians(found, "dlrm", PEAK, "grpc", lambda entry: entry["peak_qps"])
     qps, peer = max((qps, stack) for stack, qps in peaks.items() if stack.startswith("Triton"))

@@ -189,13 +189,6 @@ it.""",
         """The version in which queries that are shorter than a decision wait for the lent worker, the one before, and
 Triton, on two cores of a Zen 3, which has AVX2 alone (`python -m bench.serving.way --rounds 1 --before PATH
 --triton-python PATH`): the versions in turn, Triton an hour before them, with DLRM alone.""",
-        lambda: with_environment("epyc-avx2/way-short", way.markdown),
-    ),
-    Section(
-        "The way of a query, with standing orders and before",
-        """The version that lends a worker to the I/O threads while queries come one by one, and the one before it, in
-turn on two cores of a Zen 3, which has AVX2 alone, in two rounds (`python -m bench.serving.way --rounds 2 --before
-PATH`). Triton was not measured there.""",
         lambda: with_environment("epyc-avx2/way", way.markdown),
     ),
     Section(
