@@ -100,7 +100,8 @@ class CountersSampled(Record, frozen=True):
 
 
 class EdgeTimed(Record, frozen=True):
-    """How much CPU time went to reading, deciding and answering queries since the last such event.
+    """How much CPU time went to queries outside of blocks since the last such event: to reading, deciding and
+    answering, and to what ran without a decision.
 
     >>> EdgeTimed(time_ns=10**9, spent_ns={"vision": 2_000_000}).spent_ns["vision"]
     2000000

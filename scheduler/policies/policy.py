@@ -55,7 +55,7 @@ class Policy(ABC):
         """
 
     def edge_timed(self, spent_ns: Mapping[str, int]) -> None:  # noqa: B027
-        """So much CPU time went to queries outside of blocks, to reading, deciding and answering; by `Tenant.owner`."""
+        """So much CPU time went to queries outside of blocks (`EdgeTimed`); by `Tenant.owner`."""
 
     def tenant_removed(self, tenant: str) -> None:  # noqa: B027
         """The tenant is gone, and all its queries have ended. One that is added later may have its name."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,7 +15,6 @@ from veltair.types import DEFAULT_PRIORITY_LEVEL
 SHORT_NS = 300_000  # about what it takes to wake the engine, and to decide
 WAITS = 0.5  # of the least target a query may wait for others that are as short, in all rings
 MOST_WAIT_NS = 100_000_000  # whatever the target
-MIXED_NS = 2_000_000_000  # after a query that is not short, in which nobody waits
 _STEP = 0.03  # of what was thought before; a mean would follow the few that lost their core meanwhile
 
 
@@ -43,7 +41,6 @@ class LoneOrders:
         """`tenants`: by number, as they are now."""
         self._tenants = tenants
         self._orders: dict[tuple[int, int], LoneOrder] = {}
-        self._mixed_until_ns = 0
         self._elapsed_ns: dict[tuple[int, int], float] = {}  # of all layers: about the median of the last ones
 
     def __bool__(self) -> bool:
@@ -69,12 +66,6 @@ class LoneOrders:
         before_ns = self._elapsed_ns.setdefault(key, elapsed_ns)
         self._elapsed_ns[key] = before_ns * (1 + _STEP if elapsed_ns > before_ns else 1 - _STEP)
 
-    def ended(self, key: tuple[int, int]) -> None:
-        """A query of this kind has ended. Where others than short ones come the engine decides about all: the scheduler
-        has to know what the long ones meet."""
-        if self._elapsed_ns.get(key, SHORT_NS + 1) > SHORT_NS:
-            self._mixed_until_ns = time.monotonic_ns() + MIXED_NS
-
     def are_short(self, batch: InFlightBatch) -> bool:
         """Whether its queries could as well have waited for each other: they take less time than to decide of them."""
         return self.may_wait(*[query.message for query in batch.queries])
@@ -92,8 +83,6 @@ class LoneOrders:
 
     def _short(self) -> list[tuple[int, int]]:
         """Nobody's queries wait for those of a tenant that goes after it, or has another part of the cores."""
-        if time.monotonic_ns() < self._mixed_until_ns:
-            return []
         short = [key for key, elapsed_ns in self._elapsed_ns.items() if elapsed_ns <= SHORT_NS and key in self._orders]
         ranks = {(spec.priority, spec.share.weight) for spec in [self._tenants[tenant] for tenant, _ in short]}
         return short if len(ranks) <= 1 else []

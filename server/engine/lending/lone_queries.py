@@ -11,7 +11,7 @@ it takes the worker back. A query that runs then becomes one in flight like any 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from enum import Enum
 
@@ -90,6 +90,7 @@ class LoneQueries:
         self._lent_ns = 0  # since when
         self._unwanted = False  # what was called is to be taken back
         self._taken_over = 0  # the query
+        self.ran_ns: Counter[int] = Counter()  # core time of what has run, by tenant: the scheduler has no blocks of it
         self.lending = False  # what has arrived waits until a worker is lent, or the one that is has time
         self._known: deque[int] = deque(maxlen=64)  # those that were taken over last
         lanes.ran, queries.on_done = self._count, self._ended
@@ -100,8 +101,6 @@ class LoneQueries:
         self._alone = 0 if met and not self._orders.are_short(batch) else self._alone + 1
         if not met:
             self._orders.learn(batch)
-        for query in batch.queries:
-            self._orders.ended((query.message.tenant, query.message.batch))
 
     def forget(self) -> None:
         """Models come and go: nothing that was learnt holds any more."""
@@ -209,10 +208,10 @@ class LoneQueries:
             return
         self._claimed += 1
         self._orders.took((ran.tenant, ran.batch), ran.end_ns - ran.begin_ns)
-        self._orders.ended((ran.tenant, ran.batch))
         self._arrivals.taken[ran.tenant] += 1
         lone = self._lent.get((ran.tenant, ran.batch))  # None: of a term before, and the thread was slow to tell
         versions, cores = ((), ()) if lone is None else (lone.order.versions, lone.order.cores)
+        self.ran_ns[ran.tenant] += (ran.end_ns - ran.begin_ns) * max(1, len(cores))
         block = BlockRecord(
             query=ran.query,
             tenant=spec.name,

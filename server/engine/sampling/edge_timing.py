@@ -1,4 +1,4 @@
-"""`EdgeTiming`: whose queries the front and the engine spend their CPU time on."""
+"""`EdgeTiming`: whose queries CPU time goes to that no block of the scheduler's has."""
 
 from __future__ import annotations
 
@@ -18,23 +18,31 @@ _CPU_CLOCK = 2  # of a process, as clock_getcpuclockid(3) makes it: all that its
 class EdgeTiming:
     """Divides the CPU time of both processes among the tenants: the engine's by the queries that it was told of, the
     front's by what its I/O threads did, which is more for large tensors and goes on where they refuse by themselves.
+    To it comes the core time of queries that a lent worker has run.
 
     ::
 
-        timing = EdgeTiming(os.getppid(), specs, lanes.work, arrivals.taken)
+        timing = EdgeTiming(os.getppid(), specs, lanes.work, arrivals.taken, lone.ran_ns)
         if (event := timing.sample_if_due(time.monotonic_ns())) is not None:
             decisions = scheduler.handle(event)
     """
 
     def __init__(
-        self, front: int, tenants: Mapping[int, TenantSpec], work: Callable[[int], int], taken: Mapping[int, int]
+        self,
+        front: int,
+        tenants: Mapping[int, TenantSpec],
+        work: Callable[[int], int],
+        taken: Mapping[int, int],
+        ran_ns: Mapping[int, int],
     ) -> None:
         """`front`: its process id. `tenants`: by number, as they are now. `work`: what the front's threads have done so
-        far for a tenant's number. `taken`: how many of its queries the engine was told of, likewise."""
+        far for a tenant's number. `taken`: how many of its queries the engine was told of, likewise. `ran_ns`: cores x
+        time that a lent worker has run for, likewise."""
         self._front_clock = ~front << 3 | _CPU_CLOCK
-        self._tenants, self._count_work, self._count_taken = tenants, work, taken
+        self._tenants, self._count_work, self._count_taken, self._count_ran_ns = tenants, work, taken, ran_ns
         self._work: dict[int, int] = {}  # at the last reading, by number
         self._taken: dict[int, int] = {}  # likewise
+        self._ran_ns: dict[int, int] = {}  # likewise
         self._next_ns, self._last_ns = 0, -FEW_NS
         self._front_ns, self._engine_ns = self._read_front_ns(), time.thread_time_ns()
 
@@ -52,6 +60,9 @@ class EdgeTiming:
         by_taken, by_work = _grown(self._taken, taken), _grown(self._work, work)
         spent_ns = _divide(front_ns - self._front_ns, by_work or by_taken)
         spent_ns.update(_divide(engine_ns - self._engine_ns, by_taken))
+        ran_ns = {number: self._count_ran_ns.get(number, 0) for number in self._tenants}
+        spent_ns.update(_grown(self._ran_ns, ran_ns))
+        self._ran_ns = ran_ns
         self._work, self._taken, self._front_ns, self._engine_ns = work, taken, front_ns, engine_ns
         by_owner = Counter[str]()
         for number, ns in spent_ns.items():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -125,6 +126,21 @@ def test_every_core_count_is_timed_beside_co_runners_on_the_others(
     assert found.levels == (1.0, 1.1, 1.3)  # means over the layers
     assert rows(found, 0).tolist() == [[100, 60, 50], [120, 72, 60], [140, 84, 70]]  # 3 cores: as slow as 2
     assert rows(found, 1).tolist() == [[100, 60, 50], [100, 60, 50], [120, 72, 60]]
+
+
+def test_what_disturbs_a_job_once_is_not_in_its_times() -> None:
+    class Disturbed(Scripted):
+        asked = 0
+
+        def time(self, *args: Any, **_: object) -> list[int]:
+            self.asked += 1
+            alone = super().time(*args)
+            return [alone[0] * 40, *alone[1:]] if self.asked in (2, 3) else alone  # "b" at first, "a" the second time
+
+    jobs = [TimingJob(Path("x.so"), symbol, ((),), 1) for symbol in ("a", "b")]
+    with Disturbed({"a": [], "b": []}) as meter:
+        times = measure_times(jobs, meter, ())
+    assert [job.alone_ns for job in times] == [((100, 60, 50),)] * 2
 
 
 def test_layers_that_share_code_weigh_by_their_number(script: dict[float, list[tuple[int, ...]]]) -> None:

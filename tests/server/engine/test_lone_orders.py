@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from veltair.server.engine.in_flight_batch import InFlightBatch
-from veltair.server.engine.lending.lone_orders import MIXED_NS, MOST_WAIT_NS, SHORT_NS, WAITS, LoneOrders
+from veltair.server.engine.lending.lone_orders import MOST_WAIT_NS, SHORT_NS, WAITS, LoneOrders
 from veltair.server.ipc.messages import InferQuery, TenantSpec
 from veltair.server.ipc.status_records import BlockRecord, CoreChange
 from veltair.server.ipc.tenant_share import TenantShare
@@ -102,19 +102,6 @@ def test_what_is_short_follows_what_queries_take_and_not_the_few_that_lost_their
     for _ in range(400):
         orders.took((0, 1), SHORT_NS // 2)
     assert orders.may_wait(query(0))
-
-
-def test_nobody_waits_while_longer_queries_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_ns = [10**12]
-    monkeypatch.setattr("veltair.server.engine.lending.lone_orders.time.monotonic_ns", lambda: now_ns[0])
-    orders = learnt([spec("quick"), spec("slow")], quick=40_000, slow=5 * MS)
-    orders.ended((0, 1))
-    assert orders.may_wait(query(0))
-    for long in ((1, 1), (0, 9)):  # what is not known may be long
-        orders.ended(long)
-        assert not orders.may_wait(query(0)) and orders.to_lend(LANES)[0, 1].order.wait_ns == 0
-        now_ns[0] += MIXED_NS
-        assert orders.may_wait(query(0)) and orders.to_lend(LANES)[0, 1].order.wait_ns > 0
 
 
 def test_it_learns_from_those_alone_that_the_like_can_follow() -> None:
