@@ -109,6 +109,7 @@ class EdgeTimed(Record, frozen=True):
 
     time_ns: int
     spent_ns: dict[str, int]  # by `Tenant.owner`
+    unasked: int = 0  # queries that ran without a decision, and met no other
 
 
 class WorkersChanged(Record, frozen=True):

@@ -146,7 +146,7 @@ class Scheduler:
             case CountersSampled():
                 self._proxy.observe(event.sample)
             case EdgeTimed():
-                self._policy.edge_timed(event.spent_ns)
+                self._policy.edge_timed(event.spent_ns, event.unasked)
             case WorkersChanged():
                 self.state.change_workers(event.workers)
             case TenantAdded():

@@ -54,8 +54,9 @@ class Policy(ABC):
         A query that is cancelled while its batch goes on for others is not reported.
         """
 
-    def edge_timed(self, spent_ns: Mapping[str, int]) -> None:  # noqa: B027
-        """So much CPU time went to queries outside of blocks (`EdgeTimed`); by `Tenant.owner`."""
+    def edge_timed(self, spent_ns: Mapping[str, int], unasked: int) -> None:  # noqa: B027
+        """So much CPU time went to queries outside of blocks, by `Tenant.owner`; so many ran without a decision, each
+        as if alone (`EdgeTimed`)."""
 
     def tenant_removed(self, tenant: str) -> None:  # noqa: B027
         """The tenant is gone, and all its queries have ended. One that is added later may have its name."""

@@ -82,7 +82,7 @@ class Engine:
         lends = make_policy(configure.policy).starts_unasked and not self._log  # which has every query
         known = self._specs, self._arrivals, self._lanes, self._supervisor, self._queries, self._decide
         self._lone = LoneQueries(configure.lanes if lends else None, *known)
-        edge_timing = EdgeTiming(os.getppid(), self._specs, self._lanes.work, self._arrivals.taken, self._lone.ran_ns)
+        edge_timing = EdgeTiming(os.getppid(), self._specs, self._lanes.work, self._arrivals.taken, self._lone.work)
         served = ServedModels(self._specs, self._scheduler, self._arrivals, self._queries, self._decide)
         self._changes = ModelChanges(served, self._supervisor, opened, front.send)
         watchdog = BlockWatchdog(configure.hung_block_ns)

@@ -32,3 +32,7 @@ class Contention:
     def arrives(self, *, meets_others: bool) -> None:
         """Count a query."""
         self._share += WEIGHT * (meets_others - self._share)
+
+    def arrive_alone(self, queries: int) -> None:
+        """Count some that met nobody, or others as short as a decision."""
+        self._share *= (1 - WEIGHT) ** queries

@@ -83,8 +83,9 @@ class Veltair(Policy):
         self._preemption.forget(active.query.id)
         self._idle.forget(active.query.id)
 
-    def edge_timed(self, spent_ns: Mapping[str, int]) -> None:
+    def edge_timed(self, spent_ns: Mapping[str, int], unasked: int) -> None:
         self._fair.served(spent_ns)
+        self._contention.arrive_alone(unasked)
 
     def tenant_removed(self, tenant: str) -> None:
         self._corrections.pop(tenant, None)

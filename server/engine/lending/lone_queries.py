@@ -11,7 +11,7 @@ it takes the worker back. A query that runs then becomes one in flight like any 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum
 
@@ -21,6 +21,8 @@ from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.in_flight_batch import InFlightBatch
 from veltair.server.engine.in_flight_queries import InFlightQueries
 from veltair.server.engine.lending.claimed_arrivals import ClaimedArrivals
+from veltair.server.engine.lending.encounters import Encounters
+from veltair.server.engine.lending.lent_work import LentWork
 from veltair.server.engine.lending.lone_orders import LoneOrder, LoneOrders
 from veltair.server.engine.worker_process import WorkerProcess
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
@@ -33,13 +35,9 @@ from veltair.server.ipc.status_records import BlockRecord
 from veltair.server.ipc.worker_cell import ATTEND
 from veltair.types import LayerBlock
 
-LEAST_ALONE, MOST_ALONE = 4, 256  # queries, one after the other: twice as many after a term with few claims,
-FEW = 8  # which cost more than they saved
 LOOK_S = 0.001  # until it looks again whether the worker has time for what has arrived
 LONG_WAIT_NS = 20_000_000  # what others wait for, and was thought to be short, beyond what it may have waited itself
 LONG_NS = 100_000_000  # what has been claimed for so long is to be watched
-TERM_NS = 10_000_000_000
-BUSY = 5_000  # claims in that time; to decide about such a load would cost many queries their target
 
 
 class _State(Enum):
@@ -82,34 +80,33 @@ class LoneQueries:
         self._orders = LoneOrders(tenants)  # those of the next term
         self._claimed_arrivals = ClaimedArrivals(arrivals, lanes, self._orders, self._standing)
         self._lent: dict[tuple[int, int], LoneOrder] = {}  # those of the last one, in the order of their numbers
-        self._alone = 0  # batches since the last one that met another, and was not as short
-        self._lend_after = LEAST_ALONE
-        self._claimed = 0  # in the last term
+        self._encounters = Encounters(time.monotonic_ns())  # of those that are not short
+        self._ended_ns = 0  # when the last batch did
         self._worker: WorkerProcess | None = None
         self._state, self._term = _State.OWN, 0
-        self._lent_ns = 0  # since when
         self._unwanted = False  # what was called is to be taken back
         self._taken_over = 0  # the query
-        self.ran_ns: Counter[int] = Counter()  # core time of what has run, by tenant: the scheduler has no blocks of it
+        self.work = LentWork()
         self.lending = False  # what has arrived waits until a worker is lent, or the one that is has time
         self._known: deque[int] = deque(maxlen=64)  # those that were taken over last
         lanes.ran, queries.on_done = self._count, self._ended
 
     def _ended(self, batch: InFlightBatch) -> None:
         """A batch has run to its end: what it ran may be what its like will run."""
-        met = len(batch.queries) > 1 or bool(self._queries.batches())
-        self._alone = 0 if met and not self._orders.are_short(batch) else self._alone + 1
+        met = len(batch.queries) > 1 or bool(self._queries.batches()) or batch.queries[0].taken_ns < self._ended_ns
+        self._ended_ns = time.monotonic_ns()
+        self._encounters.count(met=met and not self._orders.are_short(batch))
         if not met:
             self._orders.learn(batch)
 
     def forget(self) -> None:
         """Models come and go: nothing that was learnt holds any more."""
         self._orders.forget()
-        self._alone, self._lend_after = 0, LEAST_ALONE
+        self._encounters.forget()
 
     @property
     def _lends(self) -> bool:
-        return self._alone >= self._lend_after and bool(self._orders) and self._standing is not None
+        return self._encounters.are_rare and bool(self._orders) and self._standing is not None
 
     def must_decide(self, *, changing: bool) -> bool:
         """Returns whether the scheduler is to be told of what has arrived, now. `changing`: models come or go."""
@@ -139,15 +136,15 @@ class LoneQueries:
         """Lend a worker if queries came one by one or are short, nothing is in flight, and nothing is to be decided."""
         if self._state is not _State.OWN or self._queries.batches() or not (self.lending or not self._arrivals):
             return
-        self.lending = self._lends
+        self.lending = self._lends and not self._encounters.must_learn(time.monotonic_ns())
         if not self.lending or self._standing is None:
             return
         if (worker := self._supervisor.lend()) is None:
-            self.lending, self._alone = False, 0  # what waits is to be decided
+            self._encounters.forget()
+            self.lending = False  # what waits is to be decided
             return
         self._term = term_after(self._term)
         self._state, self._worker, self._unwanted = _State.CALLED, worker, False
-        self._claimed = 0
         self._lent = self._orders.to_lend(self._standing.lanes)
         worker.attend(self._term, next(iter(self._lent.values())).order.cores)
 
@@ -169,7 +166,6 @@ class LoneQueries:
         standing, worker = self._standing, self._worker
         assert standing is not None and worker is not None
         claim = standing.withdraw(self._term)
-        self._lend_after = LEAST_ALONE if self._claimed >= FEW else min(2 * self._lend_after, MOST_ALONE)
         if claim is None:  # nothing ran
             self._return()
         else:
@@ -206,12 +202,12 @@ class LoneQueries:
         """An I/O thread says what has run."""
         if ran.query in self._known or (spec := self._tenants.get(ran.tenant)) is None:
             return
-        self._claimed += 1
+        self._encounters.count_unasked()
         self._orders.took((ran.tenant, ran.batch), ran.end_ns - ran.begin_ns)
         self._arrivals.taken[ran.tenant] += 1
         lone = self._lent.get((ran.tenant, ran.batch))  # None: of a term before, and the thread was slow to tell
         versions, cores = ((), ()) if lone is None else (lone.order.versions, lone.order.cores)
-        self.ran_ns[ran.tenant] += (ran.end_ns - ran.begin_ns) * max(1, len(cores))
+        self.work.add(ran.tenant, (ran.end_ns - ran.begin_ns) * max(1, len(cores)))
         block = BlockRecord(
             query=ran.query,
             tenant=spec.name,
@@ -250,16 +246,11 @@ class LoneQueries:
 
     def look(self, now_ns: int, *, wanted: bool) -> None:
         """Take the worker back where it is `wanted`, where it runs a query for long, which is watched only then, and
-        from time to time, so that the scheduler sees how such queries fare while they are few."""
+        where orders are old."""
         claim = self._running()
-        if wanted or (claim is not None and now_ns - claim.caller.taken_ns > self._long_ns(claim)):
+        takes_long = claim is not None and now_ns - claim.caller.taken_ns > self._long_ns(claim)
+        if wanted or takes_long or (self._state is _State.LENT and self._encounters.must_learn(time.monotonic_ns())):
             self.take_back()
-        elif self._state is _State.LENT and now_ns - self._lent_ns > TERM_NS:
-            if self._claimed >= BUSY:
-                self._lent_ns, self._claimed = now_ns, FEW
-            else:
-                self._alone = 0
-                self.take_back()
 
     def _long_ns(self, claim: Claim) -> int:
         """After so much time since it was claimed a query is no longer waited for."""
@@ -286,7 +277,6 @@ class LoneQueries:
         else:
             standing.write([each.order for each in self._lent.values()])
             standing.open(self._term)
-            self._lent_ns = time.monotonic_ns()
             self._state = _State.LENT
             for tenant in {tenant for tenant, _ in self._lent}:
                 self._lanes.refuse(tenant, 0)  # nobody decides about them, which would open the gate little by little

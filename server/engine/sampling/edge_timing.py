@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from veltair.scheduler.events import EdgeTimed
+from veltair.server.engine.lending.lent_work import LentWork
 from veltair.server.ipc.messages import TenantSpec
 
 SAMPLE_NS = 50_000_000  # between two readings, while queries arrive
@@ -22,7 +23,7 @@ class EdgeTiming:
 
     ::
 
-        timing = EdgeTiming(os.getppid(), specs, lanes.work, arrivals.taken, lone.ran_ns)
+        timing = EdgeTiming(os.getppid(), specs, lanes.work, arrivals.taken, lone.work)
         if (event := timing.sample_if_due(time.monotonic_ns())) is not None:
             decisions = scheduler.handle(event)
     """
@@ -33,16 +34,17 @@ class EdgeTiming:
         tenants: Mapping[int, TenantSpec],
         work: Callable[[int], int],
         taken: Mapping[int, int],
-        ran_ns: Mapping[int, int],
+        lent: LentWork,
     ) -> None:
         """`front`: its process id. `tenants`: by number, as they are now. `work`: what the front's threads have done so
-        far for a tenant's number. `taken`: how many of its queries the engine was told of, likewise. `ran_ns`: cores x
-        time that a lent worker has run for, likewise."""
+        far for a tenant's number. `taken`: how many of its queries the engine was told of, likewise. `lent`: what
+        lent workers have run."""
         self._front_clock = ~front << 3 | _CPU_CLOCK
-        self._tenants, self._count_work, self._count_taken, self._count_ran_ns = tenants, work, taken, ran_ns
+        self._tenants, self._count_work, self._count_taken, self._lent = tenants, work, taken, lent
         self._work: dict[int, int] = {}  # at the last reading, by number
         self._taken: dict[int, int] = {}  # likewise
-        self._ran_ns: dict[int, int] = {}  # likewise
+        self._lent_ns: dict[int, int] = {}  # likewise
+        self._lent_queries = 0  # likewise
         self._next_ns, self._last_ns = 0, -FEW_NS
         self._front_ns, self._engine_ns = self._read_front_ns(), time.thread_time_ns()
 
@@ -60,14 +62,15 @@ class EdgeTiming:
         by_taken, by_work = _grown(self._taken, taken), _grown(self._work, work)
         spent_ns = _divide(front_ns - self._front_ns, by_work or by_taken)
         spent_ns.update(_divide(engine_ns - self._engine_ns, by_taken))
-        ran_ns = {number: self._count_ran_ns.get(number, 0) for number in self._tenants}
-        spent_ns.update(_grown(self._ran_ns, ran_ns))
-        self._ran_ns = ran_ns
+        lent_ns = {number: self._lent.core_ns[number] for number in self._tenants}
+        spent_ns.update(_grown(self._lent_ns, lent_ns))
+        queries, self._lent_ns = self._lent.queries.total(), lent_ns
+        unasked, self._lent_queries = queries - self._lent_queries, queries
         self._work, self._taken, self._front_ns, self._engine_ns = work, taken, front_ns, engine_ns
         by_owner = Counter[str]()
         for number, ns in spent_ns.items():
             by_owner[self._tenants[number].name] += ns  # versions of one tenant are one
-        return EdgeTimed(now_ns, dict(by_owner))
+        return EdgeTimed(now_ns, dict(by_owner), unasked)
 
     def _read_front_ns(self) -> int:
         try:
