@@ -40,6 +40,9 @@ enum { OVER, ENDED /* as well, with a claim: ring the bell */, WAITED, UNPREPARE
  * that asks one query after the other is between the two. */
 enum { WINDOW = 64, CROWDED_NS = 20000000, ALONE_NS = 45000000 };
 
+/* A claim that waits for longer than this while it could run is behind those who go before it on this core. */
+enum { LATE_NS = 5000000 };
+
 static void note_pace(claim_loop *loop, int64_t now) {
   if (++loop->counted < WINDOW) return;
   const int64_t elapsed = now - loop->window_ns;
@@ -78,6 +81,7 @@ FFI_EXPORT(attend) {
     loop->position = (uint32_t)position;
     loop->begin_ns = now_ns();
     const standing_claim *claim = claim_at(loop->standing, loop->lanes, loop->position);
+    if (claim && loop->begin_ns - claim->caller.taken_ns > LATE_NS) loop->crowded = 1;
     const prepared_claim *block = NULL;
     if (claim && claim->order < MOST_STANDING && claim->slot < loop->slots)
       block = &loop->prepared[claim->order * loop->slots + claim->slot];

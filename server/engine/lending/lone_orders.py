@@ -32,7 +32,7 @@ class LoneOrders:
     ::
 
         orders = LoneOrders(specs)
-        orders.learn(batch)  # which has ended, and met no other
+        orders.learn(batch, met=False)  # which has ended, and met no other
         orders.took((0, 1), 45_000)
         orders.to_lend(lanes=1)[0, 1].order.wait_ns
     """
@@ -46,20 +46,25 @@ class LoneOrders:
     def __bool__(self) -> bool:
         return bool(self._orders)
 
-    def learn(self, batch: InFlightBatch) -> None:
-        """A batch that met no other has run to its end: what it got may be what its like will get."""
-        query, (block, *more), start = batch.queries[0], batch.blocks, batch.started
-        if more or start is None or query.lane is None or query.message.bucket or query.cancelled:
-            return
-        key = query.message.tenant, query.message.batch
-        cores = block.core_changes[-1].cores if block.core_changes else block.cores
+    def learn(self, batch: InFlightBatch, *, met: bool) -> None:
+        """A batch has run to its end: what it got may be what its like will get. Where it `met` others, or is of
+        several queries, only short ones that are not known yet are learned: under a flood no query is ever alone."""
+        (block, *more), start = batch.blocks, batch.started
         late = any(change.layer > block.start for change in block.core_changes)
-        if late or len(block.versions) > MOST_LAYERS:
-            self._orders.pop(key, None)
-        elif key in self._orders or len(self._orders) < MOST_ORDERS:
-            order = StandingOrder(*key, block.versions, cores)
-            self._orders[key] = LoneOrder(order, block.level, start.block.predicted_ns)
-            self.took(key, block.elapsed_ns)
+        fits = not late and len(block.versions) <= MOST_LAYERS
+        if more or start is None or (met and (block.elapsed_ns > SHORT_NS or not fits)):
+            return
+        cores = block.core_changes[-1].cores if block.core_changes else block.cores
+        for query in batch.queries:
+            key = query.message.tenant, query.message.batch
+            if query.lane is None or query.message.bucket or query.cancelled or (met and key in self._orders):
+                continue
+            if not fits:
+                self._orders.pop(key, None)
+            elif key in self._orders or len(self._orders) < MOST_ORDERS:
+                order = StandingOrder(*key, block.versions, cores)
+                self._orders[key] = LoneOrder(order, block.level, start.block.predicted_ns)
+                self.took(key, block.elapsed_ns)
 
     def took(self, key: tuple[int, int], elapsed_ns: int) -> None:
         """So long a query of this kind has run alone."""

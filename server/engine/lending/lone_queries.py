@@ -96,8 +96,7 @@ class LoneQueries:
         met = len(batch.queries) > 1 or bool(self._queries.batches()) or batch.queries[0].taken_ns < self._ended_ns
         self._ended_ns = time.monotonic_ns()
         self._encounters.count(met=met and not self._orders.are_short(batch))
-        if not met:
-            self._orders.learn(batch)
+        self._orders.learn(batch, met=met)
 
     def forget(self) -> None:
         """Models come and go: nothing that was learnt holds any more."""

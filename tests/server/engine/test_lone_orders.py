@@ -54,7 +54,7 @@ def ended(tenant: int, elapsed_ns: int, moves: tuple[CoreChange, ...] = (), **ho
 def learnt(tenants: list[TenantSpec], **elapsed_ns: int) -> LoneOrders:
     orders = LoneOrders(dict(enumerate(tenants)))
     for name, each_ns in elapsed_ns.items():
-        orders.learn(ended([spec.name for spec in tenants].index(name), each_ns))
+        orders.learn(ended([spec.name for spec in tenants].index(name), each_ns), met=False)
     return orders
 
 
@@ -80,7 +80,7 @@ def test_nobody_waits_longer_than_its_target_or_a_tenth_of_a_second() -> None:
 def test_queries_of_other_rank_do_not_wait_for_each_other(other: dict[str, int]) -> None:
     orders = learnt([spec("quick"), spec("other", **other)], quick=40_000)
     assert orders.may_wait(query(0))
-    orders.learn(ended(1, 40_000))
+    orders.learn(ended(1, 40_000), met=False)
     assert not orders.may_wait(query(0)) and not orders.may_wait(query(1))
     assert {lone.order.wait_ns for lone in orders.to_lend(LANES).values()} == {0}
 
@@ -113,13 +113,29 @@ def test_it_learns_from_those_alone_that_the_like_can_follow() -> None:
         ended(0, 40_000, moves=(CoreChange(1, (0,), 120),)),
     ):
         orders = LoneOrders(dict(enumerate(tenants)))
-        orders.learn(batch)
-        assert not orders
+        for met in (False, True):
+            orders.learn(batch, met=met)
+            assert not orders
     moved = LoneOrders(dict(enumerate(tenants)))
-    moved.learn(ended(0, 5 * MS, moves=(CoreChange(0, (0,), 120),)))  # before it began
+    moved.learn(ended(0, 5 * MS, moves=(CoreChange(0, (0,), 120),)), met=False)  # before it began
     assert moved.to_lend(LANES)[0, 1].order.cores == (0,)
-    moved.learn(ended(0, 5 * MS, moves=(CoreChange(1, (1,), 120),)))  # the last one took others on the way
+    moved.learn(ended(0, 5 * MS, moves=(CoreChange(1, (1,), 120),)), met=False)  # the last one took others on the way
     assert not moved
     again = learnt(tenants, a=40_000)
     again.forget()
     assert not again and not again.may_wait(query(0))
+
+
+def test_short_queries_are_learned_from_batches_too() -> None:
+    orders = LoneOrders({0: spec("a")})
+    orders.learn(ended(0, SHORT_NS + 1), met=True)
+    assert not orders
+    batch = ended(0, SHORT_NS)
+    batch.queries.append(cast(Any, Pending(query(0, batch=3))))
+    orders.learn(batch, met=True)
+    assert orders.may_wait(query(0), query(0, batch=3)) and not orders.may_wait(query(0, batch=2))
+    before = orders.to_lend(LANES)
+    other = ended(0, 5)
+    other.blocks[0] = msgspec.structs.replace(other.blocks[0], cores=(1,))
+    orders.learn(other, met=True)  # what is known stays
+    assert orders.to_lend(LANES) == before

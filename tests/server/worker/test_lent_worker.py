@@ -26,6 +26,7 @@ from veltair.server.worker.lent_worker import LentWorker
 from veltair.types import CoreSet
 
 SLOTS, PATIENCE_NS = 4, 10_000_000
+IN_TIME = 1 << 62  # when a claim was made that no machine is too slow for
 SHORT, LONG = 0, 1  # tenants
 FIRST, BOTH, LAST = (0,), (0, 1), (1,)
 ORDERS = [StandingOrder(SHORT, 1, (), FIRST, wait_ns=10_000_000), StandingOrder(LONG, 1, (), BOTH)]
@@ -100,10 +101,10 @@ class Term:
         self.lent.attend(PATIENCE_NS)
         self.ended.set()
 
-    def ask(self, tenant: int, slot: int = 0) -> None:
+    def ask(self, tenant: int, slot: int = 0, taken_ns: int = IN_TIME) -> None:
         """A query, and its end."""
         self.query += 1
-        claim = Claim(Caller(self.query, 0, lane=0, place=tenant * SLOTS + slot), 0, slot)
+        claim = Claim(Caller(self.query, taken_ns, lane=0, place=tenant * SLOTS + slot), 0, slot)
         until("it to be free", lambda: self.standing.ask(0, claim, tenant, 1))
         until("its end", lambda: claim.caller.query in self.done.take(lane=0)["query"].tolist())
 
@@ -111,7 +112,7 @@ class Term:
         give_up = time.monotonic() + 10
         for _ in range(times):
             self.query += 1
-            while not self.standing.ask(0, Claim(Caller(self.query, 0, 0, 0), 0, 0), SHORT, 1):
+            while not self.standing.ask(0, Claim(Caller(self.query, IN_TIME, 0, 0), 0, 0), SHORT, 1):
                 assert time.monotonic() < give_up
 
     def close(self) -> None:
@@ -151,6 +152,12 @@ def test_claims_that_come_fast_run_away_from_the_first_core_until_they_no_longer
         term.ask(SHORT)
         time.sleep(0.001)  # the pace of a client that is slow
     assert term.worker.moves == [FIRST, LAST, BOTH, LAST, FIRST]
+
+
+def test_claims_that_wait_for_those_who_go_before_them_run_elsewhere(term: Term) -> None:
+    term.ask(SHORT)
+    term.ask(SHORT, taken_ns=time.monotonic_ns() - 10_000_000)
+    assert term.worker.moves == [FIRST, LAST]
 
 
 def test_a_claim_that_cannot_be_prepared_fails_alone(term: Term) -> None:
