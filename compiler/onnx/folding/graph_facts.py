@@ -17,9 +17,9 @@ import onnx
 
 from veltair.compiler.onnx.constants import all_nodes, read_names
 from veltair.compiler.onnx.folding.batch_axes import BATCHES, dimension
-from veltair.compiler.onnx.folding.loops import VaryingRank
 from veltair.compiler.onnx.folding.shape_propagation import ShapePropagation, TensorFacts, same_values
 from veltair.compiler.onnx.folding.sized_outputs import BranchShape, batch_symbols
+from veltair.compiler.onnx.loops import VaryingRank
 from veltair.compiler.onnx.node_evaluation import Array, Shape
 from veltair.errors import ModelError
 

@@ -20,9 +20,9 @@ from veltair.compiler.onnx.branches import take_branch
 from veltair.compiler.onnx.constants import captured_names, inner_graphs, read_names
 from veltair.compiler.onnx.folding.composed_operators import expand_composed
 from veltair.compiler.onnx.folding.fused_operators import expand_fused
-from veltair.compiler.onnx.folding.loops import LoopShapes
 from veltair.compiler.onnx.folding.ml_operators import DOMAIN, expand_ml
 from veltair.compiler.onnx.folding.sized_outputs import PREFIX
+from veltair.compiler.onnx.loops import LoopShapes
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.node_evaluation import (
     Array,
