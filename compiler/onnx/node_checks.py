@@ -72,7 +72,7 @@ def check_loops(graph: onnx.GraphProto, path: Path, outer_true: Set[str] = froze
         if node.op_type == "Loop":
             trips, begins = (*node.input, "", "")[:2]
             body = attribute(node, "body", None)
-            if not trips and (not begins or begins in always) and _stays_true(body, always):
+            if not trips and (not begins or begins in always) and stays_true(body, always):
                 raise ModelError(
                     f"{path}: node {node.name!r}: Loop never ends: it has no trip count, and its condition stays true"
                 )
@@ -80,7 +80,7 @@ def check_loops(graph: onnx.GraphProto, path: Path, outer_true: Set[str] = froze
             check_loops(inner, path, always)
 
 
-def _stays_true(body: onnx.GraphProto, outer_true: Set[str]) -> bool:
+def stays_true(body: onnx.GraphProto, outer_true: Set[str]) -> bool:
     """Whether the condition that a Loop's body gives is the one that it gets, or a constant that is true."""
     makers = {name: node for node in body.node for name in node.output}
     constants = {tensor.name: tensor for tensor in body.initializer}

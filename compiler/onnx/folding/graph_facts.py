@@ -19,6 +19,7 @@ from veltair.compiler.onnx.constants import all_nodes, read_names
 from veltair.compiler.onnx.folding.batch_axes import BATCHES, dimension
 from veltair.compiler.onnx.folding.shape_propagation import ShapePropagation, TensorFacts, same_values
 from veltair.compiler.onnx.folding.sized_outputs import BranchShape, batch_symbols
+from veltair.compiler.onnx.loops import VaryingRank
 from veltair.compiler.onnx.node_evaluation import Array, Shape
 from veltair.errors import ModelError
 
@@ -97,14 +98,16 @@ class GraphFacts:
     def doubtful(
         self, propagation: ShapePropagation, facts: Facts, unknown: Mapping[str, str]
     ) -> dict[str, BranchShape]:
-        """Outputs behind branches that do not all give what the file states.
+        """Outputs whose shapes the trips of loops may decide, or behind branches that do not all give what the file
+        states.
 
         Raises ModelError where nobody knows how many dimensions an output may have.
         """
-        behind = propagation.behind_branches & propagation.opaque.keys()
+        decided = propagation.loops[0].partly.keys()
+        behind = (propagation.behind_branches & propagation.opaque.keys()) - decided
         outputs = [output for output in self.proto.graph.output if output.name in behind]
         ways = list(self._ways(unknown)) if outputs and self._branches <= MOST_BRANCHES else [{}]
-        found = {}
+        found = {o.name: self._loop_shape(o, propagation) for o in self.proto.graph.output if o.name in decided}
         for output in outputs:
             shapes = [way[output.name].shapes if output.name in way else None for way in ways]
             if output.name not in facts or any(shape != facts[output.name].shapes for shape in shapes):
@@ -131,6 +134,22 @@ class GraphFacts:
             return _Followed({}, (), (), ())
         return _Followed(facts, propagation.chosen, propagation.nodes, propagation.conditions)
 
+    def _loop_shape(self, output: onnx.ValueInfoProto, propagation: ShapePropagation) -> BranchShape | None:
+        """The shape of an output behind a loop; None: nobody knows how many dimensions it has."""
+        known = [loops.partly[output.name].extents for loops in propagation.loops]
+        if any(extents is VaryingRank for extents in known):
+            raise ModelError(self._unknown_rank(output))
+        extents = [each for each in known if isinstance(each, tuple)]
+        if len(extents) < len(known):
+            tensor = output.type.tensor_type
+            return BranchShape((0,) * len(tensor.shape.dim), uneven=True) if tensor.HasField("shape") else None
+        if output.name in propagation.loops[0].uneven:
+            return BranchShape((0,) * len(extents[0]), uneven=True)
+        return BranchShape(tuple(_extent(axis, dims) for axis, dims in enumerate(zip(*extents, strict=True))))
+
+    def _unknown_rank(self, output: onnx.ValueInfoProto) -> str:
+        return f"{self.path}: output {output.name!r}: the values of the inputs decide how many dimensions it has"
+
     def _branch_shape(
         self, output: onnx.ValueInfoProto, shapes: Sequence[Sequence[Shape] | None]
     ) -> BranchShape | None:
@@ -143,9 +162,9 @@ class GraphFacts:
                 return None
             ranks.add(len(tensor.shape.dim))
             if len(ranks) > 1:
-                raise ModelError(
-                    f"{self.path}: output {output.name!r}: the values of the inputs decide how many dimensions it has"
-                )
+                raise ModelError(self._unknown_rank(output))
+            if any(node.op_type == "Loop" for node in all_nodes(self.proto.graph.node)):
+                return BranchShape((0,) * len(tensor.shape.dim), uneven=True)  # whose statements are not believed
             return BranchShape(tuple(dim.dim_value for dim in tensor.shape.dim))
         if len(ranks) > 1:
             return BranchShape((0,) * max(ranks), uneven=True)
@@ -176,6 +195,13 @@ def _foreseen(name: str, samples: _Followed, bounds: _Followed, max_batch: int) 
         return few.shape != many.shape  # such a tensor grows with the batch: others compare its rows
     step = (many - few) / (BATCHES[1] - BATCHES[0])
     return all(np.allclose(few + step * (n - BATCHES[0]), v) for n, v in zip(sizes, then.values, strict=True))
+
+
+def _extent(axis: int, dims: Sequence[int | None]) -> int:
+    """-1 for the batch, 0 for an extent that varies."""
+    known = [dim for dim in dims if dim is not None]
+    found = dimension(known) if len(known) == len(dims) else None
+    return found if found is not None and (found > 0 or (found == -1 and axis == 0)) else 0
 
 
 def opsets(proto: onnx.ModelProto) -> dict[str, int]:

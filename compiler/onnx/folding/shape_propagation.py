@@ -21,6 +21,8 @@ from veltair.compiler.onnx.constants import captured_names, inner_graphs, read_n
 from veltair.compiler.onnx.folding.composed_operators import expand_composed
 from veltair.compiler.onnx.folding.fused_operators import expand_fused
 from veltair.compiler.onnx.folding.ml_operators import DOMAIN, expand_ml
+from veltair.compiler.onnx.folding.sized_outputs import PREFIX
+from veltair.compiler.onnx.loops import LoopShapes
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.node_evaluation import (
     Array,
@@ -133,6 +135,7 @@ class ShapePropagation:
         self._facts = dict(inputs) | {n: TensorFacts.of_constant(a, samples) for n, a in constants.items()}
         self._evaluator = NodeEvaluator(opsets[""])
         self._samples = range(samples)
+        self.loops = [LoopShapes(opsets) for _ in self._samples]
 
     def run(self) -> Mapping[str, TensorFacts]:
         """The facts of every tensor. Values are kept where an output, or a node that is not known, wants them.
@@ -201,7 +204,9 @@ class ShapePropagation:
         reasons = [self.opaque[name] for name in read_names(node) if name in self.opaque]
         if node.op_type == "If" or not self.behind_branches.isdisjoint(read_names(node)):
             self.behind_branches.update(names)
-        types = [self._infer(node, sample, lenient=bool(reasons)) for sample in self._samples]
+        looped = self.loops[0].follows(node) and not node.name.startswith(PREFIX)  # what we add ends in what we state
+        infer = self._follow if looped else self._infer
+        types = [infer(node, sample, lenient=bool(reasons)) for sample in self._samples]
         values = None if reasons or not self._unknown.keys().isdisjoint(names) else self._values(node, types)
         if values is not None:
             kinds = ([TensorType(onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for a in at] for at in values)
@@ -212,28 +217,37 @@ class ShapePropagation:
             known = all(name in at and at[name].shape is not None for at in types)
             if known and name not in self._unknown:
                 found[name] = TensorFacts.of_types(at[name] for at in types)
+                if node.op_type == "Loop":
+                    self.opaque[name] = reasons[0] if reasons else f"node {node.name!r}: a Loop"
                 continue
             why = "cannot be inferred; it may depend on the values of the inputs"
             why = self._unknown.get(name, f"the shape of {node.op_type}'s output {name!r} {why}")
             reason = f"node {node.name!r}: {why}"
             if self._stated is None:
                 raise ModelError(f"{self._path}: {reason}")
-            if name in self._stated:
+            if name in self._stated and not looped:
                 found[name] = self._stated[name]
             self.opaque[name] = reasons[0] if reasons else reason
         return found
+
+    def _known(self, node: onnx.NodeProto, sample: int) -> tuple[dict[str, TensorType], dict[str, Array]]:
+        """What a node reads: types, and values where they are known."""
+        used = dict.fromkeys((*node.input, *captured_names(node)))
+        facts = {name: self._facts[name] for name in used if name in self._facts}
+        values = {name: fact.values[sample] for name, fact in facts.items() if fact.values is not None}
+        return {name: fact.types[sample] for name, fact in facts.items()}, values
+
+    def _follow(self, node: onnx.NodeProto, sample: int, lenient: bool) -> dict[str, TensorType]:
+        return self.loops[sample].visit(node, *self._known(node, sample))
 
     def _infer(self, node: onnx.NodeProto, sample: int, lenient: bool) -> dict[str, TensorType]:
         """`lenient`: some inputs are opaque, so that what they lead to need not fit."""
         opset = self._opsets.get("" if node.domain == "ai.onnx" else node.domain)
         if opset is None:
             return {}
-        used = dict.fromkeys((*node.input, *captured_names(node)))
-        facts = {name: self._facts[name] for name in used if name in self._facts}
-        types = {name: fact.types[sample] for name, fact in facts.items()}
-        values = {name: fact.values[sample] for name, fact in facts.items() if fact.values is not None}
+        types, values = self._known(node, sample)
         if not onnx.defs.has(node.op_type, node.domain):
-            known = all(name in types and types[name].shape is not None for name in used if name)
+            known = all(name in types and types[name].shape is not None for name in read_names(node))
             return infer_foreign(node, self._opsets, types, values) if known else {}
         try:
             found = infer_node(node, opset, types, values)

@@ -1,4 +1,4 @@
-"""What skl2onnx writes around a pipeline: probabilities by label, one-hot encoders of text, numbers that trees give."""
+"""What skl2onnx writes around a pipeline: probabilities by label, encoders of text, numbers that trees give."""
 
 from __future__ import annotations
 
@@ -94,6 +94,23 @@ def test_categories_of_text_are_looked_up(tmp_path: Path) -> None:
     expected = ort.InferenceSession(str(path)).run(None, given | {"c": given["c"].astype(object)})[0]
     with veltair.load(veltair.compile(path, tmp_path / "out", trials=0, precision="fp32")) as run:
         np.testing.assert_array_equal(run(given)["y"], expected)
+
+
+@pytest.mark.parametrize(("width", "columns"), [(3, (2, 0)), (1, (0, 0))])
+def test_ordinals_of_columns_of_text(tmp_path: Path, width: int, columns: tuple[int, int]) -> None:
+    nodes = [node("ArrayFeatureExtractor", ["c", f"index{i}"], [f"column{i}"], domain=ML) for i in (0, 1)]
+    for i, words in enumerate((["red", "blue"], ["", "ü", "red"])):
+        keys = {"keys_strings": words, "values_int64s": [*range(len(words))], "default_int64": -1}
+        nodes.append(node("LabelEncoder", [f"column{i}"], [f"code{i}"], domain=ML, **keys))
+        nodes.append(node("Reshape", [f"code{i}", "flat"], [f"ordinal{i}"]))
+    nodes += [node("Concat", ["ordinal0", "ordinal1"], ["both"], axis=1), node("Cast", ["both"], ["y"], to=FLOAT)]
+    constants = {"index0": np.int64(columns[0]), "index1": np.array([columns[1]]), "flat": np.array([-1, 1])}
+    inputs, outputs = [port("c", STRING, ["n", width])], [port("y", FLOAT, ["n", 2])]
+    path = saved(tmp_path / "net.onnx", nodes, inputs, outputs, **constants)
+    given = np.array([["red", "x", "ü"], ["", "blue", "blue"], ["ü", "", "red"]])[:, :width]
+    expected = ort.InferenceSession(str(path)).run(None, {"c": given.astype(object)})[0]
+    with veltair.load(veltair.compile(path, tmp_path / "out", trials=0, precision="fp32")) as run:
+        np.testing.assert_array_equal(run({"c": given})["y"], expected)
 
 
 def test_an_encoder_that_refuses_other_categories_stays(tmp_path: Path) -> None:
