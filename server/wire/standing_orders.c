@@ -60,9 +60,11 @@ EXPORT uint64_t standing_orders_bytes(uint32_t lanes) {
 
 EXPORT uint64_t standing_orders_at(uint32_t lanes) { return orders_at(lanes); }
 
+/* Whether the memory has such a claim. Workers write the state, too, and may write anything. */
+static bool is_place(uint32_t lanes, uint32_t position) { return position / CLAIMS < rings(lanes); }
+
 EXPORT const standing_claim *claim_at(uint8_t *memory, uint32_t lanes, uint32_t position) {
-  const uint32_t number = position / CLAIMS;
-  return number < rings(lanes) ? &ring_of(memory, number)->claim[position % CLAIMS] : NULL;
+  return is_place(lanes, position) ? &ring_of(memory, position / CLAIMS)->claim[position % CLAIMS] : NULL;
 }
 
 /* The number of the order for this many samples of a tenant; none: that of all orders. */
@@ -131,12 +133,13 @@ EXPORT int claim_order(uint8_t *memory, uint32_t lanes, uint32_t from, const sta
 EXPORT void open_orders(uint8_t *memory, uint32_t term) { atomic_store(state_of(memory), state_with(term, STANDING_OPEN, 0)); }
 
 /* The engine: no more claims are run. Returns the state: withdrawn where one runs, at whose end the worker ends the term
- * and rings; else closed. */
-EXPORT uint32_t withdraw_orders(uint8_t *memory, uint32_t term) {
+ * and rings; else closed. One of another term, or with a claim that is none, is left as it was found. */
+EXPORT uint32_t withdraw_orders(uint8_t *memory, uint32_t lanes, uint32_t term) {
   _Atomic uint32_t *const state = state_of(memory);
   uint32_t found = atomic_load(state), to = found;
   do {
     if (found >> TERM != term || what(found) == STANDING_CLOSED || what(found) == STANDING_WITHDRAWN) return found;
+    if (what(found) == STANDING_CLAIMED && !is_place(lanes, position_of(found))) return found;
     to = what(found) == STANDING_OPEN ? state_with(term, STANDING_CLOSED, 0)
                                       : state_with(term, STANDING_WITHDRAWN, position_of(found));
   } while (!atomic_compare_exchange_weak(state, &found, to));
