@@ -13,11 +13,13 @@
 #define SECOND INT64_C(1000000000)
 enum { LINE = 128, COUNT_BYTES = 64, TERM = 17 /* bits below it */, POSITION = 2, WHAT = (1 << POSITION) - 1 };
 
-/* `pushed` counts those that were ever put in; a mark says in which term its place waits or runs. */
+/* `pushed` counts those that were ever put in; a mark says in which term its place waits or runs. Who puts claims in
+ * keeps of each tenant, named by its first order, how many it put in this term, and what `pushed` was at the last ones. */
 typedef struct {
   _Alignas(LINE) _Atomic uint32_t pushed;
   _Alignas(LINE) _Atomic uint32_t mark[CLAIMS];
   standing_claim claim[CLAIMS];
+  uint32_t term, count[MOST_STANDING], number[MOST_STANDING][CLAIMS];
 } ring;
 
 /* What became of the last claim. */
@@ -74,6 +76,38 @@ static uint32_t order_for(const standing_order *orders, uint32_t count, int32_t 
   return count;
 }
 
+/* Of the tenants whose claims wait: how many there are. */
+static uint32_t waiting_tenants(const standing_order *orders, uint32_t count) {
+  uint32_t tenants = 0;
+  for (uint32_t i = 0; i < count; i++) {
+    if (!orders[i].wait_ns) continue;
+    uint32_t before = 0;
+    while (before < i && (orders[before].tenant != orders[i].tenant || !orders[before].wait_ns)) before++;
+    tenants += before == i;
+  }
+  return tenants;
+}
+
+static uint32_t first_order(const standing_order *orders, uint32_t order) {
+  for (uint32_t i = 0; i < order; i++)
+    if (orders[i].tenant == orders[order].tenant) return i;
+  return order;
+}
+
+/* Whether fewer than so many of the tenant's claims wait or run. */
+static bool tenant_has_room(const ring *own, uint32_t term, uint32_t tenant, uint32_t most) {
+  const uint32_t count = own->term == term ? own->count[tenant] : 0;
+  if (count < most) return true;
+  const uint32_t number = own->number[tenant][(count - most) % CLAIMS];
+  return own->pushed - number >= CLAIMS || own->mark[number % CLAIMS] != marked(term);
+}
+
+static void note_claim(ring *own, uint32_t term, uint32_t tenant) {
+  if (own->term != term) memset(own->count, 0, sizeof own->count);
+  own->term = term;
+  own->number[tenant][own->count[tenant]++ % CLAIMS] = own->pushed;
+}
+
 /* Whether this query may take the next place. A claim may wait only behind one that is as short. */
 static bool may_claim(uint8_t *memory, uint32_t lanes, uint32_t from, uint32_t found, const standing_order *orders,
                       uint32_t count, uint32_t order, int32_t priority_level) {
@@ -86,6 +120,9 @@ static bool may_claim(uint8_t *memory, uint32_t lanes, uint32_t from, uint32_t f
   if (from == lanes) most *= 2; /* the engine's ring is for all threads */
   if (most > MOST_CLAIMS_WAITING) most = MOST_CLAIMS_WAITING;
   if (!most || own->mark[(pushed - most) % CLAIMS] == mark) return false;
+  /* Tenants that wait for each other have equal weights, and equal parts of the room: none fills it for the others. */
+  const uint32_t tenants = waiting_tenants(orders, count), part = tenants > 1 && most > tenants ? most / tenants : most;
+  if (tenants > 1 && !tenant_has_room(own, found >> TERM, first_order(orders, order), part)) return false;
   const standing_claim *const runs = claim_at(memory, lanes, position_of(found));
   return runs && runs->order < count && orders[runs->order].wait_ns;
 }
@@ -106,6 +143,7 @@ enum claimed standing_orders_claim(uint8_t *memory, uint32_t lanes, uint32_t fro
   const uint32_t place = own->pushed % CLAIMS, position = from * CLAIMS + place;
   own->claim[place] = *wanted;
   own->claim[place].order = order;
+  note_claim(own, term, first_order(orders, order));
   atomic_store(&own->mark[place], marked(term));
   atomic_store(&own->pushed, own->pushed + 1);
   /* Either the worker finds the claim when it has opened the state, or this thread finds it open. */
