@@ -296,33 +296,3 @@ def test_every_claim_is_run_or_taken_back_once_however_terms_come_and_go(done: D
     assert sorted(ran + taken_back) == sorted(query for each in claimed for query in each)
     assert len(set(ran)) == len(ran) >= ROUNDS
     assert set(taken_over) <= set(ran)
-
-
-def test_no_tenant_fills_a_ring_for_another() -> None:
-    """Of two whose claims wait each has half of the room, in each term, whoever comes first and however often."""
-    standing = shared(lanes=1)
-    standing.write([StandingOrder(tenant, 1, (0,), (0,), wait_ns=50) for tenant in (4, 9)])
-    query = 0
-
-    def claims(tenant: int) -> bool:
-        nonlocal query
-        query += 1
-        return standing.ask(0, Claim(Caller(query, 0, 0, 0), 0, 0), tenant, samples=1)
-
-    for term in (1, 2, 3):
-        standing.open(term)
-        cursors = standing.begin_claims()
-        assert [claims(4) for _ in range(60)].count(True) == 25  # claims of no time: 50 have room
-        assert [claims(9) for _ in range(60)].count(True) == 25
-        tenants = []
-        while (position := standing.next_claim(term, patience_ns=0)) != NO_CLAIM:
-            claim = standing.claim(position)
-            tenants.append(standing.order(claim.order).tenant)
-            end = BlockEnd(claim.caller.query, stop=1, reported=False, begin_ns=0, end_ns=0)
-            standing.end(term, position, cursors, end, done=None)
-            if len(tenants) < 400:  # one asks ten times as often
-                assert [claims(4) for _ in range(10)].count(True) <= 1
-                claims(9)
-        standing.withdraw(term)
-        assert standing.take_waiting(term) == []
-        assert 0.4 < tenants.count(9) / len(tenants) < 0.6
