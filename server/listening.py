@@ -18,7 +18,7 @@ from veltair.address import join_address, split_address
 from veltair.config import ServerConfig
 from veltair.errors import ConfigError
 from veltair.grpc.server import BACKLOG
-from veltair.server.access.inside_protocol import TargetProtocol, inside_protocol
+from veltair.server.access.inside_protocol import OutsideProtocol, inside_protocol
 from veltair.server.front.grpc_front import MESSAGE_SLACK_BYTES, SERVICE
 from veltair.server.front.inference_service import TENANT_HEADER
 from veltair.server.wire.io_threads import IoThreads
@@ -108,7 +108,7 @@ class HttpServer(uvicorn.Server):
         config = uvicorn.Config(
             seen_from_outside,
             loop="none",
-            http=TargetProtocol if secret is None else inside_protocol(secret),
+            http=OutsideProtocol if secret is None else inside_protocol(secret),
             ws="none",
             lifespan="off",
             server_header=False,

@@ -25,6 +25,30 @@ class TargetProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
 
+class OutsideProtocol(TargetProtocol):
+    """What clients reach without I/O threads: one that closes its side behind its requests gets the answers."""
+
+    _ended = False
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """An interim response finds out whether the client waits, as in http1.c. Returns whether it does, or may."""
+        waiting = [cycle for cycle, _ in self.pipeline] + ([] if self.cycle is None else [self.cycle])
+        cycles = [cycle for cycle in waiting if not cycle.response_complete]
+        if not cycles or any(cycle.more_body for cycle in cycles):
+            return False
+        self._ended = True
+        first = cycles[-1]
+        if not first.response_started and first.scope["http_version"] != "1.0":
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return True
+
+    def on_response_complete(self) -> None:
+        is_last = not self.pipeline
+        super().on_response_complete()
+        if self._ended and is_last:
+            self.transport.close()
+
+
 def inside_protocol(secret: bytes) -> type[HttpToolsProtocol]:
     """A class for `uvicorn.Config(http=…)`. A connection without the secret is cut off."""
 

@@ -75,12 +75,16 @@ class Arrivals:
         return arrival
 
     def hand_over(self, takes: Callable[[Arrival], bool]) -> bool:
-        """Offer them in their order, until one is not taken. Returns whether all were."""
-        while self._queues:
-            if not takes(next(iter(self))):
-                return False
-            self._pop()
-        return True
+        """Offer them in their order, those of a tenant until one is not taken. Returns whether all were."""
+        stuck: list[int] = []
+        while len(self._queues) > len(stuck):
+            tenant, queue = next(each for each in self._queues.items() if each[0] not in stuck)
+            if takes(queue[0]):
+                self._queues.move_to_end(tenant, last=False)
+                self._pop()
+            else:
+                stuck.append(tenant)
+        return not stuck
 
     def __iter__(self) -> Iterator[Arrival]:
         return chain.from_iterable(self._queues.values())

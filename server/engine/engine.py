@@ -129,7 +129,7 @@ class Engine:
             self._poll.modify(front.fileno(), wanted)
 
     def _keep_up(self, now_ns: int) -> None:
-        self._lone.look(now_ns, wanted=self._changes.under_way)
+        self._lone.look(wanted=self._changes.under_way)
         for sampled in self._upkeep.do(now_ns):
             self._decide(sampled)
         if not self._ready and self._supervisor.failed_starts >= FAILED_STARTS:
@@ -175,8 +175,8 @@ class Engine:
                 self._abort(message.query)
                 continue
             self._arrivals.add(message, lane)
-            self._lone.refuse_more(message.tenant)
-        self._lone.look(time.monotonic_ns(), wanted=False)  # a thread rings where queries wait for long
+            self._lone.arrived(message)
+        self._lone.look(wanted=False)  # a thread rings where queries wait for long
 
     def _decide_arrivals(self, begin_ns: int) -> None:
         """Take some of the queries that have arrived, between two looks at the workers."""
@@ -227,7 +227,10 @@ class Engine:
     def _end_block(self, worker: WorkerProcess, end: BlockEnd) -> None:
         if end.reported and worker.alive:  # a dead worker's messages have been read
             self._read_worker(worker, exited=False)
-        batch = self._queries.batch(end.query)
+        batch = self._queries.batch(worker.query or 0)
+        if not batch.may_end(end):
+            self._supervisor.kill_broken(worker, str(end))
+            return
         if batch.idle_since_ns:
             self._timings.count_gap(end.begin_ns - batch.idle_since_ns)
         batch.complete_block(end)
@@ -248,7 +251,7 @@ class Engine:
     def _handle_worker_message(self, worker: WorkerProcess, message: m.FromWorker) -> None:
         match message:
             case m.KernelFailed(query=query, reason=reason):
-                if self._lone.fail(message, KERNEL_FAILED):
+                if self._lone.fail(worker, message, KERNEL_FAILED):
                     logger.error("query %d: %s", query, one_line(reason))
                     return
                 batch = self._queries.batch(query)

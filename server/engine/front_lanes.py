@@ -12,7 +12,7 @@ from contextlib import suppress
 from veltair.server.engine.pending_query import PendingQuery
 from veltair.server.ipc.admission_gates import AdmissionGates
 from veltair.server.ipc.done_queries import Caller, pack_callers
-from veltair.server.ipc.lane import Lane, QueryRan, lane_bytes
+from veltair.server.ipc.lane import Lane, QueryHeld, QueryRan, lane_bytes
 from veltair.server.ipc.lane_descriptors import LaneDescriptors
 from veltair.server.ipc.messages import AbortQuery, InferQuery, QueryEnded
 
@@ -34,6 +34,7 @@ class FrontLanes:
         self._slots = slots
         self._told: set[int] = set()  # lanes whose threads are to be woken
         self.ran: Callable[[QueryRan], None] = lambda ran: None  # hears of what ran by standing orders
+        self.held: Callable[[int, QueryHeld], None] = lambda lane, held: None  # hears the answers to `recall`
         self._lanes: list[Lane] = []
         self.bell = -1  # readable when a lane has messages
         if descriptors is not None:
@@ -43,12 +44,18 @@ class FrontLanes:
             self._gates = AdmissionGates(descriptors.gates, tenants)
             poll.register(self.bell, select.EPOLLIN | select.EPOLLET)  # each write tells; nobody reads it
 
+    def __len__(self) -> int:
+        """How many threads there are."""
+        return len(self._lanes)
+
     def take(self) -> Iterator[tuple[int, InferQuery | AbortQuery]]:
         """All messages that are there, with their lanes. What comes meanwhile rings the bell again."""
         for index, lane in enumerate(self._lanes):
             for message in lane.take():
                 if isinstance(message, QueryRan):
                     self.ran(message)
+                elif isinstance(message, QueryHeld):
+                    self.held(index, message)
                 else:
                     yield index, message
 
@@ -97,6 +104,12 @@ class FrontLanes:
     def tell_all(self) -> None:
         """Have all threads look for what there is to read."""
         self._told.update(range(len(self._lanes)))
+
+    def recall(self) -> None:
+        """Ask all threads for the queries that they wait for."""
+        for lane in self._lanes:
+            lane.recall()
+        self.tell_all()
 
     def wake_fronts(self) -> None:
         """Wake the threads that have something to read."""

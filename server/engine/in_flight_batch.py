@@ -105,6 +105,16 @@ class InFlightBatch:
         self.order, self.ordered_ns = order, self.queries[0].taken_ns
         self.worker.cell.take_over(order.core_set)
 
+    def may_end(self, end: BlockEnd) -> bool:
+        """Whether the block in execution can have ended so. Its worker writes that, and may write anything."""
+        if (order := self.order) is None or end.query != self.id:
+            return False
+        block = order.block
+        stops = end.stop == block.stop or (
+            block.start <= end.stop < block.stop and self.worker.cell.is_to_stop(self.id)
+        )
+        return stops and 0 <= end.begin_ns <= end.end_ns <= time.monotonic_ns() >= end.told_ns >= 0
+
     def complete_block(self, end: BlockEnd) -> None:
         """Record the block in execution, which has ended. Raises InvariantError when there is none."""
         if (order := self.order) is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 
 from veltair.errors import InvariantError
 from veltair.profiles.artifact.dynamic_dimension import bucket_name
@@ -59,6 +59,11 @@ class InFlightQueries:
     def has_any_of(self, tenant: int) -> bool:
         """Whether a query of this tenant has not ended; O(queries)."""
         return any(query.message.tenant == tenant for query in self._queries.values())
+
+    @property
+    def ids(self) -> Set[int]:
+        """Of all queries that have not ended."""
+        return self._queries.keys()
 
     def has(self, query: int) -> bool:
         """Whether it has not ended."""

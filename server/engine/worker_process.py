@@ -74,7 +74,7 @@ class WorkerProcess:
         self.change: ModelChange | None = None  # the last one
         self.query: int | None = None
         self.alive = True
-        self.killed = False  # since it hung
+        self.killed_for = ""  # why the engine has killed it
         self._main_core = -1  # where its main thread is pinned, if known
         self.started_ns = time.monotonic_ns()
 

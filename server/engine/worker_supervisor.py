@@ -195,9 +195,16 @@ class WorkerSupervisor:
 
     def kill_hung(self, worker: WorkerProcess, doing: str) -> None:
         """Kill a worker that does not end what it is `doing`; its pidfd reports when the process is gone."""
-        if not worker.killed:
-            logger.error("worker %d: %s takes far too long, and the process is killed", worker.pid, doing)
-            worker.killed = True
+        self._kill(worker, f"{doing} takes far too long", "what it did took far too long")
+
+    def kill_broken(self, worker: WorkerProcess, what: str) -> None:
+        """Kill a worker that wrote `what` it never writes into memory that others read."""
+        self._kill(worker, f"it wrote nonsense into shared memory ({what})", "it wrote nonsense into shared memory")
+
+    def _kill(self, worker: WorkerProcess, why: str, shown: str) -> None:
+        if not worker.killed_for:
+            logger.error("worker %d: %s, and the process is killed", worker.pid, why)
+            worker.killed_for = shown
             worker.kill()
 
     def reap(self, worker: WorkerProcess, now_ns: int) -> str:
@@ -209,8 +216,8 @@ class WorkerSupervisor:
         self._living -= 1
         self.deaths += 1
         doing = {"starting": " before it was ready", "busy": " while it ran a query", "changing": " over its models"}
-        hung = " (what it did took far too long)" if worker.killed else ""
-        self._tell(WorkerDied(worker.pid, f"{ending}{doing.get(worker.state, '')}{hung}"))
+        why = f" ({worker.killed_for})" if worker.killed_for else ""
+        self._tell(WorkerDied(worker.pid, f"{ending}{doing.get(worker.state, '')}{why}"))
         if worker.state != "starting":
             logger.error("worker %d %s; another takes its place", worker.pid, ending)
             return ending

@@ -1,7 +1,7 @@
 """`Lane`: two rings of records in memory that one I/O thread of the front shares with the engine.
 
 The engine's end of `server/wire/lane.c`. A ring has one writer and one reader; it never overruns, since a slot has one
-query at a time, a query three records at most, and a thread orders nothing by itself while it is half full. Words of 8
+query at a time, a query five records at most, and a thread orders nothing by itself while it is half full. Words of 8
 bytes, each in a cache line pair of its own: the heads and tails of both rings; then the records.
 """
 
@@ -21,12 +21,13 @@ OUTCOMES: tuple[Outcome, ...] = ("done", "rejected", "cancelled", "failed", "wor
 
 _LINE_WORDS = 16
 _QUERY_HEAD, _QUERY_TAIL, _END_HEAD, _END_TAIL = range(0, 4 * _LINE_WORDS, _LINE_WORDS)
+_RECALLS = _END_TAIL + 1
 _HEAD_BYTES = 8 * 4 * _LINE_WORDS
 # id, kind, tenant, slot, batch, arrival, deadline, priority level, traced, left, unused, begin, end, ended
 _QUERY = struct.Struct("<Q4i2q4i3q")
 _END = struct.Struct("<QiiHHIq4q192s")  # id, tenant, slot, outcome, refusal, reason's bytes, execute, stamps, reason
 _REASON_BYTES = 192
-_INFER, _ABORT, _RAN = range(3)
+_INFER, _ABORT, _RAN, _HELD, _ALL = range(5)
 _REFUSALS = tuple(RefusalReason)
 _OUTCOME_CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 
@@ -65,6 +66,12 @@ class QueryRan(NamedTuple):
     ended_ns: int  # when the front was told
 
 
+class QueryHeld(NamedTuple):
+    """A query that an I/O thread waits for, which the engine has asked about: `QueryHeld(infer_query)`."""
+
+    message: InferQuery | None  # None: those before were all
+
+
 class Lane:
     """One lane in the memory behind a descriptor of `create_lanes`.
 
@@ -87,7 +94,7 @@ class Lane:
 
     # The engine's side
 
-    def take(self) -> Iterator[InferQuery | AbortQuery | QueryRan]:
+    def take(self) -> Iterator[InferQuery | AbortQuery | QueryRan | QueryHeld]:
         """The messages from the front that are there now."""
         words, mask = self._words, self._records - 1
         head, tail = words[_QUERY_HEAD], words[_QUERY_TAIL]
@@ -96,8 +103,11 @@ class Lane:
             query, kind, tenant, slot, batch, arrival_ns, *how = _QUERY.unpack_from(self._memory, offset)
             words[_QUERY_HEAD] = at + 1
             deadline_ns, level, traced, left, _, *stamps = how
-            if kind == _INFER:
-                yield InferQuery(query, tenant, slot, batch, arrival_ns, deadline_ns or None, bool(traced), level)
+            if kind in (_INFER, _HELD):
+                infer = InferQuery(query, tenant, slot, batch, arrival_ns, deadline_ns or None, bool(traced), level)
+                yield infer if kind == _INFER else QueryHeld(infer)
+            elif kind == _ALL:
+                yield QueryHeld(None)
             elif kind == _RAN:
                 yield QueryRan(query, tenant, slot, batch, arrival_ns, bool(left), *stamps)
             else:
@@ -123,6 +133,10 @@ class Lane:
             reason,
         )
         self._words[_END_TAIL] = tail + 1
+
+    def recall(self) -> None:
+        """Ask the thread for all queries that it waits for; it answers with a QueryHeld for each, and one without."""
+        self._words[_RECALLS] += 1
 
     # The front's side, as the I/O threads do it
 

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from veltair.errors import VeltairError
 from veltair.machine.native_library import native_library
 from veltair.server.ipc.block_orders import BlockEnd
 from veltair.server.ipc.done_queries import Caller, DoneQueries
@@ -44,11 +45,16 @@ MOST_ORDERS, MOST_LAYERS, MOST_RINGS = 16, 220, 65
 CLAIMS = 256  # places of a ring
 _TERM, _TERMS, _POSITION, _WHAT = 17, 1 << 15, 2, 3
 _CLOSED, _OPEN, _CLAIMED, _WITHDRAWN = range(4)  # the lowest two bits of the state
+_RUNS = (_CLAIMED, _WITHDRAWN)
 _COUNT_BYTES, _ORDER_BYTES = 64, 1024
 _CLAIM = Struct("<QqIIIIqqi12x")  # query, when it was sent, lane, place, order, slot, arrival, deadline, priority level
 _COUNT, _ORDER = Struct("<I"), Struct("<iiII128s")
 _END_AT, _END = 128, Struct("<IIqqq")
 NO_CLAIM, TERM_OVER = -1, -2  # in place of a claim's position
+
+
+class BrokenOrdersError(VeltairError):
+    """The memory says what no worker writes that does as it was told."""
 
 
 class StandingOrder(msgspec.Struct, frozen=True):
@@ -125,8 +131,12 @@ class StandingOrders:
         self._functions.open_orders(self.address, term)
 
     def withdraw(self, term: int) -> Claim | None:
-        """No more claims run. Returns the one that does; at its end the worker ends the term, and rings."""
-        return self._running(self._functions.withdraw_orders(self.address, term), term)
+        """No more claims run. Returns the one that does; at its end the worker ends the term, and rings. Raises
+        BrokenOrdersError where the state is of another term, or names no claim."""
+        state = self._functions.withdraw_orders(self.address, self.lanes, term)
+        if self._is_broken(state, term):
+            raise BrokenOrdersError(f"the state of term {term} is {state:#x}")
+        return self._running(state, term)
 
     def take_waiting(self, term: int) -> list[Claim]:
         """The claims that wait in this term, which has been withdrawn: nobody else sees to them from here on."""
@@ -152,9 +162,19 @@ class StandingOrders:
         stop, reported, *times = _END.unpack_from(self._page, _END_AT)
         return BlockEnd(query, stop, bool(reported), *times)
 
+    def is_broken(self, term: int) -> bool:
+        """Whether the state is none that this term has while it is open."""
+        return self._is_broken(self._functions.orders_state(self.address), term)
+
+    def _is_broken(self, state: int, term: int) -> bool:
+        return state >> _TERM != term or (state & _WHAT in _RUNS and not self._is_place(_position(state)))
+
     def _running(self, state: int, term: int) -> Claim | None:
-        runs = state >> _TERM == term and state & _WHAT in (_CLAIMED, _WITHDRAWN)
-        return self.claim((state & ((1 << _TERM) - 1)) >> _POSITION) if runs else None
+        runs = state & _WHAT in _RUNS and not self._is_broken(state, term)
+        return self.claim(_position(state)) if runs else None
+
+    def _is_place(self, position: int) -> bool:
+        return position < (self.lanes + 1) * CLAIMS
 
     # The worker's side, as claims.c does it for most
 
@@ -170,7 +190,9 @@ class StandingOrders:
         return int(self._functions.next_claim(self.address, term, patience_ns))
 
     def claim(self, position: int) -> Claim:
-        """What is or was claimed there."""
+        """What is or was claimed there. Raises BrokenOrdersError where nothing can be."""
+        if not self._is_place(position):
+            raise BrokenOrdersError(f"there is no claim {position}")
         return _unpack_claim(
             ctypes.string_at(self._functions.claim_at(self.address, self.lanes, position), _CLAIM.size)
         )
@@ -201,6 +223,11 @@ class StandingOrders:
         return bool(self._functions.claim_order(self.address, self.lanes, ring, packed, tenant, samples))
 
 
+def _position(state: int) -> int:
+    """Of the claim that runs."""
+    return (state & ((1 << _TERM) - 1)) >> _POSITION
+
+
 def _unpack_claim(packed: bytes | ctypes.Array[ctypes.c_char], at: int = 0) -> Claim:
     query, taken_ns, lane, place, *rest = _CLAIM.unpack_from(packed, at)
     return Claim(Caller(query, taken_ns, lane, place), *rest)
@@ -225,7 +252,7 @@ def _functions() -> Any:
         ("claim_order", flag, pointer, number, number, ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32),
         ("claim_at", pointer, pointer, number, number),
         ("open_orders", None, pointer, number),
-        ("withdraw_orders", number, pointer, number),
+        ("withdraw_orders", number, pointer, number, number),
         ("take_waiting", number, pointer, number, number, pointer),
         ("close_orders", None, pointer, number),
         ("orders_state", number, pointer),

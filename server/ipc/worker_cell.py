@@ -154,6 +154,10 @@ class WorkerCell:
         """The worker stops this query before its next layer."""
         self._write(self._cores, query)
 
+    def is_to_stop(self, query: int) -> bool:
+        """Whether the worker has been told to stop this query."""
+        return self._cancelled == query
+
     def _write(self, cores: CoreSet, cancelled: int) -> None:
         words = self._words
         self._cores, self._cancelled = cores, cancelled

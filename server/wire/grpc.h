@@ -11,6 +11,7 @@ typedef struct {
   int64_t calm_ns;
   int64_t midway_since_ns; /* it owes the rest of a frame; 0: it does not */
   int64_t idle_since_ns;   /* it has no calls; 0: it has */
+  bool ended;              /* the client sends no more */
   bool closing;            /* it was idle for too long, and knows that it is left */
 } grpc_connection;
 

@@ -30,7 +30,10 @@ static void close_connection(connection *at) {
   free(on);
 }
 
-static bool reads(const connection *at) { return !h2_failed(h2_of(at)); }
+static bool reads(const connection *at) {
+  const grpc_connection *on = at->state;
+  return !h2_failed(on->h2) && !on->ended;
+}
 
 static uint8_t *target(connection *at, size_t *room) { return h2_target(h2_of(at), room); }
 
@@ -38,7 +41,7 @@ static uint8_t *target(connection *at, size_t *room) { return h2_target(h2_of(at
 static void watch_client(connection *at) {
   grpc_connection *on = at->state;
   const limits *most = &at->thread->wire->budgets.most;
-  const bool midway = h2_midway(on->h2), idle = !h2_streams(on->h2);
+  const bool midway = !on->ended && h2_midway(on->h2), idle = !h2_streams(on->h2);
   if (!midway) {
     on->midway_since_ns = 0;
   } else if (!on->midway_since_ns) {
@@ -67,6 +70,24 @@ static void filled(connection *at, size_t size) {
 
 static void broken_off(connection *at) { at->broken = true; }
 
+/* A client that has closed its side either waits for its answers or has left, which looks the same until something is
+ * sent: a ping, which brings a reset from where nobody is. Calls that it has not ended get nothing. */
+static void ended(connection *at) {
+  enum { CANCEL = 8 /* RFC 9113, section 7 */ };
+  grpc_connection *on = at->state;
+  for (h2_stream *next, *stream = h2_first(on->h2); stream; stream = next) {
+    next = h2_next(stream);
+    if (!h2_remote_open(stream)) continue;
+    call *of = h2_context(stream);
+    if (of && of->state == PYTHON) python_aborted(of, CANCEL);
+    h2_reset(stream, CANCEL);
+  }
+  on->ended = at->half_closed = true;
+  if (h2_streams(on->h2)) h2_ping(on->h2);
+  watch_client(at);
+  mark_dirty(at);
+}
+
 static const uint8_t *output(connection *at, size_t *size) { return h2_output(h2_of(at), size); }
 
 static void sent(connection *at, size_t size) {
@@ -76,7 +97,7 @@ static void sent(connection *at, size_t size) {
 
 static bool over(const connection *at) {
   const grpc_connection *on = at->state;
-  return h2_failed(on->h2) || on->closing;
+  return h2_failed(on->h2) || on->closing || (on->ended && !h2_streams(on->h2));
 }
 
 static size_t busy(const connection *at) { return h2_streams(h2_of(at)); }
@@ -133,7 +154,7 @@ static int64_t expire(connection *at, int64_t now) {
 
 const protocol grpc_protocol = {
     .open = open_connection, .close = close_connection, .reads = reads, .target = target, .filled = filled,
-    .ended = broken_off, .output = output, .sent = sent, .unsent = broken_off,
+    .ended = ended, .output = output, .sent = sent, .unsent = broken_off,
     .over = over, .memory = memory, .busy = busy, .leave = leave, .expire = expire,
     .fill = grpc_fill, .respond = grpc_respond, .refuse = grpc_refuse,
 };

@@ -14,6 +14,7 @@ lane lane_at(void *memory, uint64_t records) {
       .query_tail = (uint64_t *)(at + LINE),
       .end_head = (uint64_t *)(at + 2 * LINE),
       .end_tail = (uint64_t *)(at + 3 * LINE),
+      .recalls = (uint64_t *)(at + 3 * LINE) + 1,
       .query = (lane_query *)(at + 4 * LINE),
       .end = (lane_end *)(at + 4 * LINE + records * sizeof(lane_query)),
       .records = records,
@@ -35,6 +36,8 @@ bool lane_push(lane *to, const lane_query *record) {
 uint64_t lane_unread(const lane *from) { return *from->query_tail - load(from->query_head); }
 
 uint64_t lane_ends(const lane *from) { return load(from->end_tail); }
+
+uint64_t lane_recalls(const lane *from) { return load(from->recalls); }
 
 bool lane_pop(lane *from, uint64_t ends, lane_end *record) {
   const uint64_t head = *from->end_head;

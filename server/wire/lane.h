@@ -2,7 +2,7 @@
  * and the reference of the layout.
  *
  * Each ring has one writer and one reader, and records of fixed size. A ring never overruns: a slot has one query at a
- * time, a query three records at most, and a thread orders nothing by itself while it is half full.
+ * time, a query five records at most, and a thread orders nothing by itself while it is half full.
  */
 #ifndef VELTAIR_LANE_H
 #define VELTAIR_LANE_H
@@ -10,7 +10,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { LANE_INFER, LANE_ABORT, LANE_RAN /* by a standing order; it has ended */ };
+enum {
+  LANE_INFER,
+  LANE_ABORT,
+  LANE_RAN,  /* by a standing order; it has ended */
+  LANE_HELD, /* after a recall: the thread waits for its end */
+  LANE_ALL   /* these were all */
+};
 
 typedef struct {
   uint64_t query;
@@ -34,6 +40,8 @@ typedef struct {
 
 typedef struct {
   uint64_t *query_head, *query_tail, *end_head, *end_tail;
+  uint64_t *recalls;  /* how often the engine has asked what the thread waits for */
+  uint64_t recalled;  /* how often it was told */
   lane_query *query;
   lane_end *end;
   uint64_t records; /* of each ring, a power of two */
@@ -46,6 +54,7 @@ uint64_t lane_bytes(uint64_t records);
 bool lane_push(lane *to, const lane_query *record); /* false: full */
 uint64_t lane_unread(const lane *from);             /* records that the engine has not read */
 uint64_t lane_ends(const lane *from);               /* how many were ever put in */
+uint64_t lane_recalls(const lane *from);
 bool lane_pop(lane *from, uint64_t ends, lane_end *record); /* false: that many were taken */
 
 #endif

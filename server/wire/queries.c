@@ -154,6 +154,13 @@ static void report_ran(io_thread *thread, const query *q, const lane_end *end) {
   if (lane_unread(to) > to->records / 4) notify(thread->link);
 }
 
+/* As the engine gets it. */
+static lane_query record_of(const query *q, int32_t kind) {
+  return (lane_query){.query = q->id, .kind = kind, .tenant = q->plan->tenant, .slot = q->slot, .batch = q->plan->batch,
+                      .arrival_ns = q->arrival_ns, .deadline_ns = q->deadline_ns,
+                      .priority_level = q->plan->priority_level, .traced = q->trace.sampled};
+}
+
 static bool submit(asker *from, plan *plan, const request *request, int32_t slot, int64_t deadline_ns) {
   io_thread *thread = from->connection->thread;
   engine_link *link = thread->link;
@@ -165,9 +172,7 @@ static bool submit(asker *from, plan *plan, const request *request, int32_t slot
   q->id_bytes = (uint32_t)request->id_bytes;
   if (q->id_bytes) memcpy(q->request_id, request->id, q->id_bytes);
   q->submitted_ns = now_ns();
-  const lane_query record = {.query = q->id, .kind = LANE_INFER, .tenant = plan->tenant, .slot = slot,
-                             .batch = plan->batch, .arrival_ns = q->arrival_ns, .deadline_ns = deadline_ns,
-                             .priority_level = plan->priority_level, .traced = q->trace.sampled};
+  const lane_query record = record_of(q, LANE_INFER);
   const bool ordered = order(thread, q);
   if (!ordered && !lane_push(&link->lanes[thread->index], &record)) {
     free(q);
@@ -349,12 +354,25 @@ static void end_done(io_thread *thread) {
   }
 }
 
+/* The engine cannot believe the claims that it shares with workers: it gets all queries from who waits for them. */
+static void tell_held(io_thread *thread, uint64_t recalls) {
+  lane *to = &thread->link->lanes[thread->index];
+  for (const query *q = thread->queries; q; q = q->next) {
+    const lane_query held = record_of(q, LANE_HELD), aborted = {.query = q->id, .kind = LANE_ABORT};
+    lane_push(to, &held);
+    if (q->aborted) lane_push(to, &aborted);
+  }
+  const lane_query all = {.kind = LANE_ALL};
+  if (lane_push(to, &all)) to->recalled = recalls;
+  notify(thread->link);
+}
+
 /* First what workers told before the engine told any of this: it gives no slot to another query while a list has it. */
 void queries_end(io_thread *thread) {
   engine_link *link = thread->link;
   if (!link) return;
   lane *from = &link->lanes[thread->index];
-  const uint64_t ends = lane_ends(from);
+  const uint64_t recalls = lane_recalls(from), ends = lane_ends(from); /* what had ended when it asked is not told of again */
   end_done(thread);
   lane_end end;
   while (lane_pop(from, ends, &end)) {
@@ -362,6 +380,7 @@ void queries_end(io_thread *thread) {
                        end.outcome < OUTCOMES;
     if (known) end_query(thread, &end, false);
   }
+  if (recalls != from->recalled) tell_held(thread, recalls);
 }
 
 static void abandon(query *q) {

@@ -13,11 +13,13 @@
 #define SECOND INT64_C(1000000000)
 enum { LINE = 128, COUNT_BYTES = 64, TERM = 17 /* bits below it */, POSITION = 2, WHAT = (1 << POSITION) - 1 };
 
-/* `pushed` counts those that were ever put in; a mark says in which term its place waits or runs. */
+/* `pushed` counts those that were ever put in; a mark says in which term its place waits or runs. Who puts claims in
+ * keeps of each tenant, named by its first order, how many it put in this term, and what `pushed` was at the last ones. */
 typedef struct {
   _Alignas(LINE) _Atomic uint32_t pushed;
   _Alignas(LINE) _Atomic uint32_t mark[CLAIMS];
   standing_claim claim[CLAIMS];
+  uint32_t term, count[MOST_STANDING], number[MOST_STANDING][CLAIMS];
 } ring;
 
 /* What became of the last claim. */
@@ -60,9 +62,11 @@ EXPORT uint64_t standing_orders_bytes(uint32_t lanes) {
 
 EXPORT uint64_t standing_orders_at(uint32_t lanes) { return orders_at(lanes); }
 
+/* Whether the memory has such a claim. Workers write the state, too, and may write anything. */
+static bool is_place(uint32_t lanes, uint32_t position) { return position / CLAIMS < rings(lanes); }
+
 EXPORT const standing_claim *claim_at(uint8_t *memory, uint32_t lanes, uint32_t position) {
-  const uint32_t number = position / CLAIMS;
-  return number < rings(lanes) ? &ring_of(memory, number)->claim[position % CLAIMS] : NULL;
+  return is_place(lanes, position) ? &ring_of(memory, position / CLAIMS)->claim[position % CLAIMS] : NULL;
 }
 
 /* The number of the order for this many samples of a tenant; none: that of all orders. */
@@ -70,6 +74,38 @@ static uint32_t order_for(const standing_order *orders, uint32_t count, int32_t 
   for (uint32_t i = 0; i < count; i++)
     if (orders[i].tenant == tenant && orders[i].samples == samples) return i;
   return count;
+}
+
+/* Of the tenants whose claims wait: how many there are. */
+static uint32_t waiting_tenants(const standing_order *orders, uint32_t count) {
+  uint32_t tenants = 0;
+  for (uint32_t i = 0; i < count; i++) {
+    if (!orders[i].wait_ns) continue;
+    uint32_t before = 0;
+    while (before < i && (orders[before].tenant != orders[i].tenant || !orders[before].wait_ns)) before++;
+    tenants += before == i;
+  }
+  return tenants;
+}
+
+static uint32_t first_order(const standing_order *orders, uint32_t order) {
+  for (uint32_t i = 0; i < order; i++)
+    if (orders[i].tenant == orders[order].tenant) return i;
+  return order;
+}
+
+/* Whether fewer than so many of the tenant's claims wait or run. */
+static bool tenant_has_room(const ring *own, uint32_t term, uint32_t tenant, uint32_t most) {
+  const uint32_t count = own->term == term ? own->count[tenant] : 0;
+  if (count < most) return true;
+  const uint32_t number = own->number[tenant][(count - most) % CLAIMS];
+  return own->pushed - number >= CLAIMS || own->mark[number % CLAIMS] != marked(term);
+}
+
+static void note_claim(ring *own, uint32_t term, uint32_t tenant) {
+  if (own->term != term) memset(own->count, 0, sizeof own->count);
+  own->term = term;
+  own->number[tenant][own->count[tenant]++ % CLAIMS] = own->pushed;
 }
 
 /* Whether this query may take the next place. A claim may wait only behind one that is as short. */
@@ -84,6 +120,9 @@ static bool may_claim(uint8_t *memory, uint32_t lanes, uint32_t from, uint32_t f
   if (from == lanes) most *= 2; /* the engine's ring is for all threads */
   if (most > MOST_CLAIMS_WAITING) most = MOST_CLAIMS_WAITING;
   if (!most || own->mark[(pushed - most) % CLAIMS] == mark) return false;
+  /* Tenants that wait for each other have equal weights, and equal parts of the room: none fills it for the others. */
+  const uint32_t tenants = waiting_tenants(orders, count), part = tenants > 1 && most > tenants ? most / tenants : most;
+  if (tenants > 1 && !tenant_has_room(own, found >> TERM, first_order(orders, order), part)) return false;
   const standing_claim *const runs = claim_at(memory, lanes, position_of(found));
   return runs && runs->order < count && orders[runs->order].wait_ns;
 }
@@ -104,6 +143,7 @@ enum claimed standing_orders_claim(uint8_t *memory, uint32_t lanes, uint32_t fro
   const uint32_t place = own->pushed % CLAIMS, position = from * CLAIMS + place;
   own->claim[place] = *wanted;
   own->claim[place].order = order;
+  note_claim(own, term, first_order(orders, order));
   atomic_store(&own->mark[place], marked(term));
   atomic_store(&own->pushed, own->pushed + 1);
   /* Either the worker finds the claim when it has opened the state, or this thread finds it open. */
@@ -131,12 +171,13 @@ EXPORT int claim_order(uint8_t *memory, uint32_t lanes, uint32_t from, const sta
 EXPORT void open_orders(uint8_t *memory, uint32_t term) { atomic_store(state_of(memory), state_with(term, STANDING_OPEN, 0)); }
 
 /* The engine: no more claims are run. Returns the state: withdrawn where one runs, at whose end the worker ends the term
- * and rings; else closed. */
-EXPORT uint32_t withdraw_orders(uint8_t *memory, uint32_t term) {
+ * and rings; else closed. One of another term, or with a claim that is none, is left as it was found. */
+EXPORT uint32_t withdraw_orders(uint8_t *memory, uint32_t lanes, uint32_t term) {
   _Atomic uint32_t *const state = state_of(memory);
   uint32_t found = atomic_load(state), to = found;
   do {
     if (found >> TERM != term || what(found) == STANDING_CLOSED || what(found) == STANDING_WITHDRAWN) return found;
+    if (what(found) == STANDING_CLAIMED && !is_place(lanes, position_of(found))) return found;
     to = what(found) == STANDING_OPEN ? state_with(term, STANDING_CLOSED, 0)
                                       : state_with(term, STANDING_WITHDRAWN, position_of(found));
   } while (!atomic_compare_exchange_weak(state, &found, to));

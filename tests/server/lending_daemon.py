@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import psutil
 import tritonclient.grpc as triton_grpc
 from example_models import LONG_TURNS, mlp_outputs, spin_state
 from running_daemon import Daemon, X, configuration, running, spin, tensor, until
-from traffic import processes
+from traffic import is_typed, processes
+from tritonclient.utils import InferenceServerException
 
 
 def ask_mlp(client: Any, x: Any = X) -> None:
@@ -54,6 +56,42 @@ class Long:
     def end(self) -> Any:
         until("its end", lambda: bool(self.ends))
         return self.ends[0]
+
+
+class Burst:
+    """Queries for spin, sent at once."""
+
+    def __init__(self, client: Any, turns: list[int], **how: Any) -> None:
+        self.turns, self.ends = turns, dict[int, Any]()
+        for number, each in enumerate(turns):
+            client.async_infer("spin", spin(triton_grpc, each, 3), partial(self._ended, number), **how)
+
+    def _ended(self, number: int, result: Any, error: Any) -> None:
+        self.ends[number] = error or result
+
+    def right(self, *, all_answered: bool = False) -> None:
+        """Wait for all of them, and compare each answer with its reference; some may be refused, as by the policy."""
+        until("all ends", lambda: len(self.ends) == len(self.turns))
+        refused = [number for number, end in self.ends.items() if isinstance(end, InferenceServerException)]
+        assert not (refused and all_answered) and all(is_typed(self.ends[number]) for number in refused)
+        for number, turns in enumerate(self.turns):
+            if number not in refused:
+                assert self.ends[number].as_numpy("state").tolist() == [spin_state(turns, 3)]
+
+
+def takes_spin(client: Any) -> bool:
+    """Whether the front refuses no more, as it does for some milliseconds after the policy did."""
+    try:
+        client.infer("spin", spin(triton_grpc, 0, 3))
+    except InferenceServerException as error:
+        assert is_typed(error)
+        return False
+    return True
+
+
+def lend_spin(client: Any) -> None:
+    for _ in range(20):
+        assert client.infer("spin", spin(triton_grpc, 0, 3)).as_numpy("state").tolist() == [spin_state(0, 3)]
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 
 from google.protobuf.message_factory import GetMessageClass
 
+from veltair.grpc.http2.frames import CANCEL, PING, PING_BYTES
 from veltair.grpc.http2.stream import Stream
 from veltair.grpc.server_call import Decompress, Method, ServerCall
 from veltair.grpc.transport import AsyncioConnection
@@ -57,6 +58,18 @@ class ClientConnection(AsyncioConnection):
     def __init__(self, server: Server) -> None:
         super().__init__(server.new_call)
         self._server = server
+        self._ended = False  # the client sends no more
+
+    def eof_received(self) -> bool:
+        """A client that closes its side waits for the answers to calls that it has ended, or has left: then the reset
+        that a ping brings closes the connection. Returns whether it stays open."""
+        self._ended = True
+        for stream in [each for each in self.streams.values() if each.remote_open]:
+            self.drop(stream)
+            stream.aborted(CANCEL)
+        if self.streams:
+            self.write_frame(PING, 0, 0, bytes(PING_BYTES))
+        return bool(self.streams)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -69,6 +82,8 @@ class ClientConnection(AsyncioConnection):
     def drop(self, stream: Stream) -> None:
         super().drop(stream)
         self._server.call_ended()
+        if self._ended and not self.streams:
+            self.transport.close()
 
 
 class Server:

@@ -27,5 +27,6 @@ class AsyncioConnection(Connection, asyncio.BufferedProtocol):
         stream.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.start(stream)
 
-    def eof_received(self) -> None:
-        return None
+    def eof_received(self) -> bool:
+        """Returns whether the connection stays open: not so for an end that has nothing to say."""
+        return False

@@ -7,14 +7,28 @@ claims for them in a ring of its own, the tenants in turn.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from typing import NamedTuple
 
 from veltair.server.engine.arrivals import Arrival, Arrivals
 from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.lending.lone_orders import LoneOrder, LoneOrders
 from veltair.server.ipc.done_queries import Caller
 from veltair.server.ipc.messages import InferQuery
-from veltair.server.ipc.standing_orders import Claim, StandingOrder, StandingOrders
+from veltair.server.ipc.standing_orders import BrokenOrdersError, Claim, StandingOrders
+from veltair.server.ipc.worker_cell import ATTEND
+from veltair.types import PRIORITY_LEVELS
+
+LONG_WAIT_NS = 20_000_000  # what others wait for, and was thought to be short, beyond what it may have waited itself
+LONG_NS = 100_000_000  # what has been claimed for so long is to be watched
+
+
+class ClaimedQuery(NamedTuple):
+    """A query that has been claimed: `ClaimedQuery(infer_query, caller, lone_order)`."""
+
+    message: InferQuery  # as the I/O thread would have sent it
+    caller: Caller
+    order: LoneOrder
 
 
 class ClaimedArrivals:
@@ -24,7 +38,7 @@ class ClaimedArrivals:
 
         claimed = ClaimedArrivals(arrivals, lanes, orders, standing)
         claimed.hand_over(lent)  # orders are open
-        claimed.take_back(term, lent)  # they have been withdrawn
+        claimed.take_back(standing, term, lent, known=queries.ids)  # and no more of them run
     """
 
     def __init__(
@@ -53,19 +67,44 @@ class ClaimedArrivals:
         claim = Claim(caller, 0, message.slot, *times, message.priority_level)
         return standing.ask(standing.lanes, claim, message.tenant, message.batch)
 
-    def take_back(self, term: int, lent: Mapping[tuple[int, int], LoneOrder]) -> None:
-        """Those that wait, of all rings, are queries that have arrived."""
-        if self._standing is not None:
-            orders = [lone.order for lone in lent.values()]
-            for claim in self._standing.take_waiting(term):
-                self._arrivals.add(self.message(claim, orders[claim.order]), claim.caller.lane)
+    def take_back(
+        self, standing: StandingOrders, term: int, lent: Mapping[tuple[int, int], LoneOrder], known: Set[int]
+    ) -> ClaimedQuery | None:
+        """No more claims of this term run: those that wait, of all rings, are queries that have arrived. Returns the
+        one that runs. Workers write this memory, too: raises BrokenOrdersError, and takes nothing, where it has what no
+        thread claims. `known`: the queries in flight."""
+        running = standing.withdraw(term)
+        claims = ([] if running is None else [running]) + standing.take_waiting(term)
+        queries = [self._query(claim, lent) for claim in claims]
+        others = {arrival.message.query for arrival in self._arrivals} if queries else set()
+        ids = {each.message.query for each in queries}
+        if len(ids) < len(queries) or ids & others or ids & known:
+            raise BrokenOrdersError("a query is claimed twice")
+        for each in queries[running is not None :]:
+            self._arrivals.add(each.message, each.caller.lane)
+        return queries[0] if running is not None else None
 
-    def message(self, claim: Claim, order: StandingOrder) -> InferQuery:
-        """The query as the I/O thread would have sent it."""
-        tenant, slot = self._lanes.tenant_and_slot(claim.caller.place)
+    def _query(self, claim: Claim, lent: Mapping[tuple[int, int], LoneOrder]) -> ClaimedQuery:
+        """The query as the I/O thread would have sent it. Raises BrokenOrdersError where no thread claims so."""
+        caller, lanes = claim.caller, len(self._lanes)
+        tenant, slot = self._lanes.tenant_and_slot(caller.place)
+        key, lone = list(lent.items())[claim.order] if claim.order < len(lent) else ((-1, 0), None)
+        in_time = 0 <= claim.arrival_ns <= caller.taken_ns <= time.monotonic_ns() and claim.deadline_ns >= 0
+        is_known = lone is not None and key[0] == tenant and slot == claim.slot and caller.lane < lanes
+        if lone is None or not (
+            is_known and in_time and 0 < caller.query < ATTEND and 1 <= claim.priority_level <= PRIORITY_LEVELS
+        ):
+            raise BrokenOrdersError(f"{claim}")
         times = claim.arrival_ns, claim.deadline_ns or None
-        what = claim.caller.query, tenant, slot, order.samples
-        return InferQuery(*what, *times, priority_level=claim.priority_level)
+        message = InferQuery(caller.query, tenant, slot, key[1], *times, priority_level=claim.priority_level)
+        return ClaimedQuery(message, caller, lone)
+
+    def takes_long(self, claim: Claim, lent: Mapping[tuple[int, int], LoneOrder]) -> bool:
+        """Whether this one, which runs, is no longer waited for."""
+        orders = list(lent.values())
+        wait_ns = orders[claim.order].order.wait_ns if claim.order < len(orders) else 0  # a worker wrote that
+        long_ns = LONG_WAIT_NS + (len(self._lanes) + 2) * wait_ns if wait_ns else LONG_NS
+        return not 0 <= time.monotonic_ns() - claim.caller.taken_ns <= long_ns
 
     def refuse_more(self, tenant: int, *, lending: bool) -> None:
         """A query has arrived: have the front refuse more of the tenant's while they would wait here for too long, for

@@ -8,8 +8,10 @@ from typing import NamedTuple
 import msgspec
 
 from veltair.server.engine.in_flight_batch import InFlightBatch
+from veltair.server.ipc.lane import QueryRan
 from veltair.server.ipc.messages import InferQuery, TenantSpec
 from veltair.server.ipc.standing_orders import MOST_LAYERS, MOST_ORDERS, StandingOrder
+from veltair.server.ipc.status_records import BlockRecord
 from veltair.types import DEFAULT_PRIORITY_LEVEL
 
 SHORT_NS = 300_000  # about what it takes to wake the engine, and to decide
@@ -24,6 +26,23 @@ class LoneOrder(NamedTuple):
     order: StandingOrder
     level: float  # interference level that its versions were picked for
     predicted_ns: int
+
+
+def record_of(ran: QueryRan, tenant: str, lone: LoneOrder | None) -> BlockRecord:
+    """The block of a query that ran by this order; None: it is no longer known."""
+    versions, cores = ((), ()) if lone is None else (lone.order.versions, lone.order.cores)
+    return BlockRecord(
+        query=ran.query,
+        tenant=tenant,
+        start=0,
+        stop=len(versions),
+        versions=versions,
+        cores=cores,
+        begin_ns=ran.begin_ns,
+        end_ns=ran.end_ns,
+        conflict=False,
+        level=1.0 if lone is None else lone.level,
+    )
 
 
 class LoneOrders:

@@ -10,6 +10,7 @@ it takes the worker back. A query that runs then becomes one in flight like any 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -20,24 +21,24 @@ from veltair.server.engine.arrivals import Arrivals
 from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.in_flight_batch import InFlightBatch
 from veltair.server.engine.in_flight_queries import InFlightQueries
-from veltair.server.engine.lending.claimed_arrivals import ClaimedArrivals
+from veltair.server.engine.lending.claimed_arrivals import LONG_WAIT_NS, ClaimedArrivals, ClaimedQuery
 from veltair.server.engine.lending.encounters import Encounters
 from veltair.server.engine.lending.lent_work import LentWork
-from veltair.server.engine.lending.lone_orders import LoneOrder, LoneOrders
+from veltair.server.engine.lending.lone_orders import LoneOrder, LoneOrders, record_of
+from veltair.server.engine.lending.recall import Recall
 from veltair.server.engine.worker_process import WorkerProcess
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
 from veltair.server.ipc.block_orders import BlockEnd
 from veltair.server.ipc.lane import QueryRan
 from veltair.server.ipc.lane_descriptors import LaneDescriptors
-from veltair.server.ipc.standing_orders import Claim, StandingOrders, term_after
-from veltair.server.ipc.status_records import BlockRecord
+from veltair.server.ipc.standing_orders import BrokenOrdersError, StandingOrders, term_after
 from veltair.server.ipc.worker_cell import ATTEND
 from veltair.types import LayerBlock
 
+logger = logging.getLogger("veltair.engine")
+
 LOOK_S = 0.001  # until it looks again whether the worker has time for what has arrived
-LONG_WAIT_NS = 20_000_000  # what others wait for, and was thought to be short, beyond what it may have waited itself
-LONG_NS = 100_000_000  # what has been claimed for so long is to be watched
 
 
 class _State(Enum):
@@ -45,6 +46,7 @@ class _State(Enum):
     CALLED = "a worker has been called, and does not attend yet"
     LENT = "a worker attends to what I/O threads order"
     TAKEN_OVER = "it still runs a query, which has become the engine's"
+    BROKEN = "it wrote what it never writes, and is being killed"
 
 
 class LoneQueries:
@@ -81,6 +83,7 @@ class LoneQueries:
         self._claimed_arrivals = ClaimedArrivals(arrivals, lanes, self._orders, self._standing)
         self._lent: dict[tuple[int, int], LoneOrder] = {}  # those of the last one, in the order of their numbers
         self._encounters = Encounters(time.monotonic_ns())  # of those that are not short
+        self._recall = Recall(arrivals, lanes, queries)
         self._ended_ns = 0  # when the last batch did
         self._worker: WorkerProcess | None = None
         self._state, self._term = _State.OWN, 0
@@ -124,6 +127,8 @@ class LoneQueries:
         """Whether all that has arrived needs no decision: it is claimed, or will be."""
         if self._state is _State.LENT:
             return self._claimed_arrivals.hand_over(self._lent)
+        if self._state is _State.BROKEN or not self._recall.is_over:
+            return False
         since_ns = time.monotonic_ns() - LONG_WAIT_NS
         return (
             self._lends
@@ -133,7 +138,8 @@ class LoneQueries:
 
     def lend(self) -> None:
         """Lend a worker if queries came one by one or are short, nothing is in flight, and nothing is to be decided."""
-        if self._state is not _State.OWN or self._queries.batches() or not (self.lending or not self._arrivals):
+        is_idle = not self._queries.batches() and (self.lending or not self._arrivals)
+        if self._state is not _State.OWN or not is_idle or not self._recall.is_over:
             return
         self.lending = self._lends and not self._encounters.must_learn(time.monotonic_ns())
         if not self.lending or self._standing is None:
@@ -157,27 +163,36 @@ class LoneQueries:
             self._take_back_lent()
         return True
 
-    def refuse_more(self, tenant: int) -> None:
-        """A query has arrived; the front is to refuse more of the tenant's where they would wait for too long."""
-        self._claimed_arrivals.refuse_more(tenant, lending=self.lending)
+    def arrived(self, message: m.InferQuery) -> None:
+        """It has come by a lane; the front is to refuse more of the tenant's where they would wait for too long."""
+        self._recall.arrived(message.query)
+        self._claimed_arrivals.refuse_more(message.tenant, lending=self.lending)
 
     def _take_back_lent(self) -> None:
         standing, worker = self._standing, self._worker
         assert standing is not None and worker is not None
-        claim = standing.withdraw(self._term)
-        if claim is None:  # nothing ran
+        try:
+            claimed = self._claimed_arrivals.take_back(standing, self._term, self._lent, self._queries.ids)
+        except BrokenOrdersError as error:
+            self._break(standing, worker, str(error))
+            return
+        if claimed is None:  # nothing ran
             self._return()
         else:
-            self._take_over(worker, claim)
-        self._claimed_arrivals.take_back(self._term, self._lent)
+            self._take_over(worker, claimed)
 
-    def _take_over(self, worker: WorkerProcess, claim: Claim) -> None:
+    def _break(self, standing: StandingOrders, worker: WorkerProcess, what: str) -> None:
+        """Nothing in the memory can be believed. Once the worker is gone, the threads say what they wait for."""
+        standing.close(self._term)
+        self._state = _State.BROKEN
+        self._supervisor.kill_broken(worker, what)
+
+    def _take_over(self, worker: WorkerProcess, claimed: ClaimedQuery) -> None:
         """The query that runs is one in flight from here on."""
-        order, level, predicted_ns = self._order_of(claim)
-        self._state, self._taken_over = _State.TAKEN_OVER, claim.caller.query
-        self._known.append(claim.caller.query)
-        message = self._claimed_arrivals.message(claim, order)
-        query = self._queries.add(message, claim.caller.taken_ns, claim.caller.lane)
+        message, caller, (order, level, predicted_ns) = claimed
+        self._state, self._taken_over = _State.TAKEN_OVER, message.query
+        self._known.append(message.query)
+        query = self._queries.add(message, caller.taken_ns, caller.lane)
         self._queries.take_over(message.query, worker)
         block = LayerBlock(query.id, 0, len(order.versions), order.versions, len(order.cores), predicted_ns)
         self._decide(QueryRuns(time.monotonic_ns(), query, block, level))
@@ -188,8 +203,11 @@ class LoneQueries:
         if worker is None or standing is None:
             return None
         if self._state is _State.CALLED:
-            if (end := worker.cell.take_end()) is not None and end.query == ATTEND:
-                self._open(standing)
+            if (end := worker.cell.take_end()) is not None:
+                if end.query == ATTEND:
+                    self._open(standing)
+                else:
+                    self._break(standing, worker, f"it was to attend, and ended {end}")
         elif self._state is _State.TAKEN_OVER and standing.ended(self._term):
             query, self._taken_over = self._taken_over, 0
             self._state, self._worker = _State.OWN, None
@@ -205,29 +223,20 @@ class LoneQueries:
         self._orders.took((ran.tenant, ran.batch), ran.end_ns - ran.begin_ns)
         self._arrivals.taken[ran.tenant] += 1
         lone = self._lent.get((ran.tenant, ran.batch))  # None: of a term before, and the thread was slow to tell
-        versions, cores = ((), ()) if lone is None else (lone.order.versions, lone.order.cores)
-        self.work.add(ran.tenant, (ran.end_ns - ran.begin_ns) * max(1, len(cores)))
-        block = BlockRecord(
-            query=ran.query,
-            tenant=spec.name,
-            start=0,
-            stop=len(versions),
-            versions=versions,
-            cores=cores,
-            begin_ns=ran.begin_ns,
-            end_ns=ran.end_ns,
-            conflict=False,
-            level=1.0 if lone is None else lone.level,
-        )
+        block = record_of(ran, spec.name, lone)
+        self.work.add(ran.tenant, block.elapsed_ns * max(1, len(block.cores)))
         self._queries.counters[spec.name].count_ran(spec.version, ran, block)
         self._queries.history.add([block])
 
-    def fail(self, failed: m.KernelFailed, reason: str) -> bool:
+    def fail(self, worker: WorkerProcess, failed: m.KernelFailed, reason: str) -> bool:
         """Tell the I/O thread that what it has claimed failed. Returns False where the query is the engine's."""
-        if failed.claimed_by is None or self._queries.has(failed.query):
+        if self._queries.has_batch(failed.query):
             return False
-        lane, place = failed.claimed_by
+        lane, place = failed.claimed_by or (-1, 0)
         tenant, slot = self._lanes.tenant_and_slot(place)
+        if self._queries.has(failed.query) or tenant not in self._tenants or not 0 <= lane < len(self._lanes):
+            self._supervisor.kill_broken(worker, f"it was not to run query {failed.query}, which failed")
+            return True
         message = m.InferQuery(failed.query, tenant, slot, 1, time.monotonic_ns(), None)
         self._queries.fail_claimed(message, lane, reason)
         return True
@@ -237,25 +246,24 @@ class LoneQueries:
         if self._state is _State.LENT and not self._queries.has(query):
             self._take_back_lent()
 
-    def _running(self) -> Claim | None:
-        return self._standing.running(self._term) if self._standing and self._state is _State.LENT else None
-
-    def _order_of(self, claim: Claim) -> LoneOrder:
-        return list(self._lent.values())[claim.order]
-
-    def look(self, now_ns: int, *, wanted: bool) -> None:
+    def look(self, *, wanted: bool) -> None:
         """Take the worker back where it is `wanted`, where it runs a query for long, which is watched only then, and
         where orders are old."""
-        claim = self._running()
-        takes_long = claim is not None and now_ns - claim.caller.taken_ns > self._long_ns(claim)
+        self._check_memory()
+        claim = self._standing.running(self._term) if self._standing and self._state is _State.LENT else None
+        takes_long = claim is not None and self._claimed_arrivals.takes_long(claim, self._lent)
         if wanted or takes_long or (self._state is _State.LENT and self._encounters.must_learn(time.monotonic_ns())):
             self.take_back()
 
-    def _long_ns(self, claim: Claim) -> int:
-        """After so much time since it was claimed a query is no longer waited for."""
-        wait_ns = self._order_of(claim).order.wait_ns
-        rings = self._standing.lanes + 2 if self._standing else 0
-        return LONG_WAIT_NS + rings * wait_ns if wait_ns else LONG_NS
+    def _check_memory(self) -> None:
+        if (standing := self._standing) is None:
+            return
+        if self._state is _State.LENT and standing.is_broken(self._term):
+            self._take_back_lent()
+        elif self._state is _State.OWN and self._recall.is_over and not standing.ended(self._term):
+            logger.error("a worker wrote nonsense into shared memory that none was lent")
+            standing.close(self._term)
+            self._recall.begin()
 
     def worker_dies(self, worker: WorkerProcess) -> None:
         """The process is gone, or soon will be. What it runs becomes the engine's, which ends it then."""
@@ -267,6 +275,8 @@ class LoneQueries:
         self._lanes.tell_all()  # it may have told of an end, and not have woken the thread
         if worker is self._worker and self._standing is not None:
             self._standing.close(self._term)
+            if self._state is _State.BROKEN:
+                self._recall.begin()
             self._state, self._worker = _State.OWN, None
 
     def _open(self, standing: StandingOrders) -> None:

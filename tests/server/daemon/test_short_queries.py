@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
-from example_models import LONG_TURNS, mlp_outputs, spin_state
-from lending_daemon import Long, lend, serving, wake_ups, whole
-from running_daemon import Daemon, X, spin, tensor, until
+from example_models import LONG_TURNS, mlp_outputs
+from lending_daemon import Burst, Long, lend, lend_spin, serving, takes_spin, wake_ups, whole
+from running_daemon import Daemon, X, tensor, until
 from traffic import is_typed, processes
 from tritonclient.utils import InferenceServerException
 
@@ -23,42 +22,6 @@ pytestmark = pytest.mark.slow
 def crowded(artifacts: Path, tmp_path: Path) -> Iterator[tuple[Daemon, Any]]:
     with serving(artifacts, tmp_path, hung_block_s=60.0, policy="veltair") as served:
         yield served
-
-
-class Burst:
-    """Queries for spin, sent at once."""
-
-    def __init__(self, client: Any, turns: list[int], **how: Any) -> None:
-        self.turns, self.ends = turns, dict[int, Any]()
-        for number, each in enumerate(turns):
-            client.async_infer("spin", spin(triton_grpc, each, 3), partial(self._ended, number), **how)
-
-    def _ended(self, number: int, result: Any, error: Any) -> None:
-        self.ends[number] = error or result
-
-    def right(self, *, all_answered: bool = False) -> None:
-        """Wait for all of them, and compare each answer with its reference; some may be refused, as by the policy."""
-        until("all ends", lambda: len(self.ends) == len(self.turns))
-        refused = [number for number, end in self.ends.items() if isinstance(end, InferenceServerException)]
-        assert not (refused and all_answered) and all(is_typed(self.ends[number]) for number in refused)
-        for number, turns in enumerate(self.turns):
-            if number not in refused:
-                assert self.ends[number].as_numpy("state").tolist() == [spin_state(turns, 3)]
-
-
-def takes_spin(client: Any) -> bool:
-    """Whether the front refuses no more, as it does for some milliseconds after the policy did."""
-    try:
-        client.infer("spin", spin(triton_grpc, 0, 3))
-    except InferenceServerException as error:
-        assert is_typed(error)
-        return False
-    return True
-
-
-def lend_spin(client: Any) -> None:
-    for _ in range(20):
-        assert client.infer("spin", spin(triton_grpc, 0, 3)).as_numpy("state").tolist() == [spin_state(0, 3)]
 
 
 def test_short_queries_that_come_at_once_wait_for_the_lent_worker(crowded: tuple[Daemon, Any]) -> None:

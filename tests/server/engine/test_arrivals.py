@@ -104,3 +104,18 @@ def test_what_is_handed_over_goes_in_the_order_of_take_and_the_rest_stays(tenant
     left = [arrivals.take().message.query for _ in range(len(arrivals))]
     assert left == [reference.take().message.query for _ in range(len(reference))]
     assert sum(arrivals.taken.values()) == len(left)  # what was handed over has not been decided
+
+
+def test_a_tenant_that_cannot_be_handed_over_holds_up_no_other() -> None:
+    arrivals, handed = Arrivals(dict(enumerate(TENANTS))), list[int]()
+    for number, tenant in enumerate([0, 0, 1, 2, 1, 2]):
+        arrivals.add(query(number, tenant), lane=0)
+
+    def takes(arrival: Arrival) -> bool:
+        may = arrival.message.tenant != 0 and arrival.message.query != 5
+        handed.extend([arrival.message.query] * may)
+        return may
+
+    assert not arrivals.hand_over(takes)
+    assert handed == [2, 3, 4]
+    assert sorted(arrivals.take().message.query for _ in range(len(arrivals))) == [0, 1, 5]

@@ -84,6 +84,7 @@ void h2_calm(h2_connection *connection, int frames);
 /* One side has announced that no streams begin any more. */
 bool h2_leaving(const h2_connection *connection);
 void h2_leave(h2_connection *connection); /* announces it */
+void h2_ping(h2_connection *connection);  /* asks for an answer, which nobody is told of */
 size_t h2_streams(const h2_connection *connection); /* open ones */
 h2_stream *h2_first(const h2_connection *connection); /* the oldest open one; NULL without any */
 h2_stream *h2_next(const h2_stream *stream);

@@ -194,6 +194,11 @@ static bool ping_received(h2_connection *connection, uint8_t flags, const uint8_
   return h2_reply(connection, PING, ACK, NO_STREAM, payload, size) && h2_glitch(connection);
 }
 
+void h2_ping(h2_connection *connection) {
+  const uint8_t nothing[PING_BYTES] = {0};
+  h2_reply(connection, PING, 0, NO_STREAM, nothing, sizeof nothing);
+}
+
 /* The other side leaves; it has not processed our streams above the number it says. */
 static bool goaway_received(h2_connection *connection, const uint8_t *payload, size_t size) {
   uint32_t last = 0;

@@ -1,0 +1,98 @@
+"""Whether a tenant of short queries has its share of the machine while another one floods it with the same.
+
+    python -m bench.serving.short_floods [--artifact DIR] [--seconds 10] [--target-ms 10] [--protocols grpc,http]
+        [--out FILE]
+
+Both serve one model, DLRM, with one target, and differ in weight or not. First the peak is searched, both asked
+alike; then the quiet one asks for half of what its weight gives it of that, and the other for ten times as much. The
+load generator shares the cores with the daemon, and goes before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bench.paths import CLI, DEMO, RESULTS, result_path
+from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
+from bench.serving.overload import FIRST
+
+NAMES = ("quiet", "flood")
+WEIGHTS = ((1, 1), (2, 1), (1, 2))  # of the quiet one, and of the one that floods
+USED, FLOOD = 0.5, 10.0  # of the quiet one's share; times as much
+PEAK_SECONDS = 5.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("bench.serving.short_floods", description=__doc__)
+    parser.add_argument("--artifact", type=Path, default=DEMO / "artifacts" / "dlrm")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--target-ms", type=float, default=10.0)
+    parser.add_argument("--protocols", type=lambda text: text.split(","), default=["grpc", "http"])
+    parser.add_argument("--out", type=result_path, default=RESULTS / "short-floods.json")
+    args = parser.parse_args()
+    runs: list[dict[str, Any]] = []
+    for protocol in args.protocols:
+        for weights in WEIGHTS:
+            with tempfile.TemporaryDirectory() as folder:
+                runs.append(measure(Path(folder), protocol, args.artifact, args.target_ms, weights, args.seconds))
+            print(row(runs[-1]), flush=True)
+    environment = runs[0].pop("environment")
+    for run in runs:
+        run.pop("environment", None)
+    args.out.write_text(json.dumps({"environment": environment, "runs": runs}, indent=1) + "\n", "utf-8")
+    return 0
+
+
+def measure(
+    folder: Path, protocol: str, artifact: Path, target_ms: float, weights: tuple[int, int], seconds: float
+) -> dict[str, Any]:
+    """Search the peak, and let one flood."""
+    config = folder / "serve.toml"
+    document = configuration([ServedModel(name, artifact, target_ms) for name in NAMES])
+    for tenant, weight in zip(document["tenants"], weights, strict=True):
+        tenant["weight"] = weight
+    write_toml(config, document)
+    with running(serve_command(config)) as (_, where):
+        target = f"{protocol}://{where[protocol]}"
+        peak_qps = load(folder, target, target_ms, (1000.0, 1000.0), PEAK_SECONDS, "--find-peak", "--seeds", "1")[
+            "peak_qps"
+        ]
+        if not peak_qps:
+            raise SystemExit("no load held the targets: the machine is too slow or too busy")
+        quiet_qps = USED * peak_qps * weights[0] / sum(weights)
+        report = load(folder, target, target_ms, (quiet_qps, FLOOD * quiet_qps), seconds)
+    keep = {key: report[key] for key in ("tenants", "max_lag_ms", "environment")}
+    return {"protocol": protocol, "weights": weights, "peak_qps": peak_qps, **keep}
+
+
+def load(
+    folder: Path, target: str, target_ms: float, qps: tuple[float, float], seconds: float, *options: str
+) -> dict[str, Any]:
+    """A report of `veltair load`, at so many queries a second of the quiet one and of the other."""
+    scenario = folder / "load.toml"
+    tenants = [{"name": name, "qps": each, "target_ms": target_ms} for name, each in zip(NAMES, qps, strict=True)]
+    run = {"target": target, "duration_s": seconds, "warmup_s": 2.0, "seed": 1, "connections": 4}
+    write_toml(scenario, {"load": run, "tenants": tenants})
+    command = [*FIRST, *CLI, "load", str(scenario), "--json", *options]
+    found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    return found
+
+
+def row(run: dict[str, Any]) -> str:
+    told = [
+        f"{tenant['name']} {100 * (tenant['qos_rate'] or 0):.2f} % in target of {tenant['offered_qps']:,.0f} a second,"
+        f" {tenant['refused']} refused"
+        for tenant in run["tenants"]
+    ]
+    weights = ":".join(map(str, run["weights"]))
+    return f"{run['protocol']}, weights {weights}, peak {run['peak_qps']:,.0f}: {'; '.join(told)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
