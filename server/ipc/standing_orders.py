@@ -204,6 +204,11 @@ class StandingOrders:
         versions = unpack_from(f"<{layers}I", self._page, at + _ORDER.size)
         return StandingOrder(tenant, samples, versions, unpack_cores(cores), wait_ns)
 
+    def orders(self) -> list[StandingOrder]:
+        """All that were written, while they are open."""
+        (count,) = _COUNT.unpack_from(self._page, self._count_at)
+        return [self.order(number) for number in range(min(count, MOST_ORDERS))]
+
     def end(
         self, term: int, position: int, cursors: ctypes.Array[ctypes.c_uint32], end: BlockEnd, done: DoneQueries | None
     ) -> bool:

@@ -29,6 +29,7 @@ typedef struct {
   uint32_t cursors[MOST_RINGS];
   int64_t window_ns; /* when the first of those began that were counted */
   uint32_t counted, crowded;
+  uint32_t unread; /* the orders of this term */
   /* The claim at which it stopped. */
   int64_t begin_ns, layer;
   uint32_t position;
@@ -85,7 +86,7 @@ FFI_EXPORT(attend) {
     const prepared_claim *block = NULL;
     if (claim && claim->order < MOST_STANDING && claim->slot < loop->slots)
       block = &loop->prepared[claim->order * loop->slots + claim->slot];
-    if (!block || !block->rows || (loop->crowded ? block->crowded_core_set : block->core_set) != loop->core_set) {
+    if (loop->unread || !block || !block->rows || (loop->crowded ? block->crowded_core_set : block->core_set) != loop->core_set) {
       *result = number(UNPREPARED);
       return 0;
     }

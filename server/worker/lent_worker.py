@@ -16,7 +16,7 @@ from veltair.server.ipc.block_orders import BlockEnd, BlockKey, pack_key
 from veltair.server.ipc.channel import Channel, ChannelClosedError
 from veltair.server.ipc.done_queries import DoneQueries
 from veltair.server.ipc.messages import KernelFailed, ToWorker
-from veltair.server.ipc.standing_orders import MOST_ORDERS, MOST_RINGS, StandingOrders
+from veltair.server.ipc.standing_orders import MOST_ORDERS, MOST_RINGS, StandingOrder, StandingOrders
 from veltair.server.ipc.worker_cell import ATTEND, WorkerCell
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class ClaimLoop(ctypes.Structure):
         ("window_ns", ctypes.c_int64),
         ("counted", ctypes.c_uint32),
         ("crowded", ctypes.c_uint32),
+        ("unread", ctypes.c_uint32),
         ("begin_ns", ctypes.c_int64),
         ("layer", ctypes.c_int64),
         ("position", ctypes.c_uint32),
@@ -122,6 +123,7 @@ class LentWorker:
         self._attend = _attend()
         self._prepared = np.zeros(MOST_ORDERS * slots, _PREPARED)  # by the number of the order and the slot
         self._blocks: dict[int, BoundBlock] = {}  # those of the table, which has only their addresses
+        self._orders: list[StandingOrder] = []  # that the table is for
         self._crowded_cores = cores[-1:]
         self._core_sets: dict[CoreSet, int] = {}  # their numbers
         memory, lanes, places, wakes = done.memory
@@ -143,7 +145,7 @@ class LentWorker:
         looks whether the engine is still there. Raises ChannelClosedError when it is not."""
         loop = self._loop
         loop.term, loop.patience_ns = self._cell.read_term(), patience_ns
-        loop.cursors = self._standing.begin_claims()
+        loop.cursors, loop.unread = self._standing.begin_claims(), 1
         self._cell.publish_end(BlockEnd(ATTEND, 0, reported=False, begin_ns=0, end_ns=0), self._bell)
         while (why := self._run_claims()) != _Why.OVER:
             if why == _Why.WAITED:
@@ -152,8 +154,23 @@ class LentWorker:
             elif why == _Why.ENDED or self._run_claim(why):
                 os.eventfd_write(self._bell, 1)
                 break
-        self._prepared[:] = 0  # the next term has other orders
+
+    def forget(self) -> None:
+        """Models come and go: no block that was prepared is run any more."""
+        self._prepared[:] = 0
         self._blocks.clear()
+        self._orders = []
+
+    def _read_orders(self) -> None:
+        """Those of a new term, once it is open: most are as before, and so are their blocks."""
+        before, self._orders = self._orders, self._standing.orders()
+        same = [number for number, order in enumerate(self._orders) if order in before[number : number + 1]]
+        for number in set(range(len(before))) - set(same):
+            slots = range(number * self._slots, (number + 1) * self._slots)
+            self._prepared[slots.start : slots.stop] = 0
+            for at in slots:
+                self._blocks.pop(at, None)
+        self._loop.unread = 0
 
     def _run_claims(self) -> _Why | Exception:
         self._loop.core_set = self._number(self._runs.cores)
@@ -174,7 +191,9 @@ class LentWorker:
                 raise why
             number = claim.order * self._slots + claim.slot
             if why == _Why.UNPREPARED:
-                order = self._standing.order(claim.order)
+                if loop.unread:
+                    self._read_orders()
+                order = self._orders[claim.order]
                 crowded_cores = self._crowded_cores if order.wait_ns else order.cores
                 self._runs.move_to(crowded_cores if loop.crowded else order.cores)
                 if number not in self._blocks:

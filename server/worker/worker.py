@@ -125,6 +125,8 @@ class Worker:
         self._bound = {key: bound for key, bound in self._bound.items() if tenant_of(key[0]) != tenant}
         prepared = self._prepared.items()
         self._prepared = {key: block for key, block in prepared if tenant_of(unpack_key(key).tenant) != tenant}
+        if self._lent:
+            self._lent.forget()
 
     def _run_order(self) -> None:
         query, key = self._cell.read_order()

@@ -20,6 +20,7 @@ from veltair.server.ipc.worker_cell import ATTEND
 from veltair.types import PRIORITY_LEVELS
 
 LONG_WAIT_NS = 20_000_000  # what others wait for, and was thought to be short, beyond what it may have waited itself
+SMOOTHING = 0.1
 LONG_NS = 100_000_000  # what has been claimed for so long is to be watched
 
 
@@ -45,6 +46,8 @@ class ClaimedArrivals:
         self, arrivals: Arrivals, lanes: FrontLanes, orders: LoneOrders, standing: StandingOrders | None
     ) -> None:
         self._arrivals, self._lanes, self._orders, self._standing = arrivals, lanes, orders, standing
+        self._left_ns = 0  # since when some wait that had no room; 0: none does
+        self._each_ns = 0.0  # between two that were claimed, while others waited
 
     def may_wait(self) -> bool:
         """Whether all that has arrived could be claimed, now or later."""
@@ -53,10 +56,22 @@ class ClaimedArrivals:
 
     def hand_over(self, lent: Mapping[tuple[int, int], LoneOrder]) -> bool:
         """Claim for what has arrived, by these orders. Returns whether the rest can wait until the ring has room."""
-        if self._arrivals.hand_over(self._claim):
+        before = len(self._arrivals)
+        are_all = self._arrivals.hand_over(self._claim)
+        self._note_pace(before - len(self._arrivals), are_all=are_all)
+        if are_all:
             return True
         left = [(arrival.message.tenant, arrival.message.batch) for arrival in self._arrivals]
         return self.may_wait() and all(key in lent and lent[key].order.wait_ns for key in left)
+
+    def _note_pace(self, claimed: int, *, are_all: bool) -> None:
+        now_ns = time.monotonic_ns()
+        if claimed and self._left_ns:
+            self._each_ns += ((now_ns - self._left_ns) / claimed - self._each_ns) * SMOOTHING
+        if are_all:
+            self._left_ns = 0
+        elif claimed or not self._left_ns:
+            self._left_ns = now_ns
 
     def _claim(self, arrival: Arrival) -> bool:
         standing, (message, lane) = self._standing, arrival
@@ -112,5 +127,5 @@ class ClaimedArrivals:
         if not lending:
             if over_ns := self._arrivals.too_long_ns(tenant):
                 self._lanes.shut(tenant, 1, over_ns)
-        elif over_ns := self._arrivals.too_long_ns(tenant, self._orders.longest_ns(tenant)):
+        elif over_ns := self._arrivals.too_long_ns(tenant, max(self._orders.longest_ns(tenant), self._each_ns)):
             self._lanes.refuse(tenant, over_ns)

@@ -67,7 +67,7 @@ class LoneOrders:
 
     def learn(self, batch: InFlightBatch, *, met: bool) -> None:
         """A batch has run to its end: what it got may be what its like will get. Where it `met` others, or is of
-        several queries, only short ones that are not known yet are learned: under a flood no query is ever alone."""
+        several queries, only short ones tell, which are bounds: under a flood no query is ever alone."""
         (block, *more), start = batch.blocks, batch.started
         late = any(change.layer > block.start for change in block.core_changes)
         fits = not late and len(block.versions) <= MOST_LAYERS
@@ -76,13 +76,18 @@ class LoneOrders:
         cores = block.core_changes[-1].cores if block.core_changes else block.cores
         for query in batch.queries:
             key = query.message.tenant, query.message.batch
-            if query.lane is None or query.message.bucket or query.cancelled or (met and key in self._orders):
+            known = self._orders.get(key)
+            if query.lane is None or query.message.bucket or query.cancelled:
                 continue
             if not fits:
                 self._orders.pop(key, None)
-            elif key in self._orders or len(self._orders) < MOST_ORDERS:
+                continue
+            if (known is None and len(self._orders) < MOST_ORDERS) or (known is not None and not met):
+                if known is not None and block.elapsed_ns <= SHORT_NS:  # it runs on the first one, and workers keep
+                    cores = min(cores, known.order.cores)  # what they have prepared for an order that stays
                 order = StandingOrder(*key, block.versions, cores)
                 self._orders[key] = LoneOrder(order, block.level, start.block.predicted_ns)
+            if key in self._orders:
                 self.took(key, block.elapsed_ns)
 
     def took(self, key: tuple[int, int], elapsed_ns: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -32,6 +33,8 @@ LENT = {(tenant, 1): LoneOrder(StandingOrder(tenant, 1, (0,), (0,), 10**6), 1.0,
 class Lanes:
     """What `ClaimedArrivals` has of the lanes."""
 
+    refuse: Callable[[int, int], None]
+
     def __len__(self) -> int:
         return LANES
 
@@ -47,8 +50,8 @@ class Claims:
         self.standing = StandingOrders(descriptor, LANES)
         os.close(descriptor)
         self.arrivals = Arrivals(SPECS)
-        lanes = cast(FrontLanes, Lanes())
-        self.claimed = ClaimedArrivals(self.arrivals, lanes, LoneOrders(SPECS), self.standing)
+        self.lanes = Lanes()
+        self.claimed = ClaimedArrivals(self.arrivals, cast(FrontLanes, self.lanes), LoneOrders(SPECS), self.standing)
         self.standing.write([lone.order for lone in LENT.values()])
         self.standing.open(TERM)
 
@@ -135,3 +138,26 @@ def test_whatever_workers_write_costs_no_more_than_the_term(
     else:
         assert all((each.tenant, each.batch) in LENT and 0 <= each.slot < SLOTS for each in found)
         assert len({each.query for each in found}) == len(found)
+
+
+def test_a_line_is_as_long_as_it_takes_and_no_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    claims, now_ns, refused = Claims(), [10**12], []
+    monkeypatch.setattr("veltair.server.engine.lending.claimed_arrivals.time.monotonic_ns", lambda: now_ns[0])
+    claims.lanes.refuse = lambda tenant, for_ns: refused.append((tenant, for_ns))
+    room = [0]
+
+    def takes(*_: object) -> bool:
+        room[0] -= 1
+        return room[0] >= 0
+
+    monkeypatch.setattr(claims.claimed, "_claim", takes)
+    for number in range(1, 61):
+        claims.arrivals.add(InferQuery(number, 0, number % SLOTS, 1, now_ns[0], None), 0)
+    for _ in range(50):  # one in a millisecond, whatever its kernels take
+        room[0] = 1
+        claims.claimed.hand_over(LENT)
+        now_ns[0] += 10**6
+    assert len(claims.arrivals) == 10
+    claims.claimed.refuse_more(0, lending=True)
+    [(tenant, for_ns)] = refused
+    assert tenant == 0 and 8 * 10**6 < for_ns < 9 * 10**6  # ten wait, and may wait for a tenth of their target

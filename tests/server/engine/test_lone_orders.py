@@ -137,5 +137,15 @@ def test_short_queries_are_learned_from_batches_too() -> None:
     before = orders.to_lend(LANES)
     other = ended(0, 5)
     other.blocks[0] = msgspec.structs.replace(other.blocks[0], cores=(1,))
-    orders.learn(other, met=True)  # what is known stays
-    assert orders.to_lend(LANES) == before
+    for met in (True, False):
+        orders.learn(other, met=met)  # what is known stays, and with it what workers have prepared
+        assert orders.to_lend(LANES) == before
+
+
+def test_what_took_long_at_first_is_short_once_batches_of_it_are() -> None:
+    orders = LoneOrders({0: spec("a")})
+    orders.learn(ended(0, 2 * SHORT_NS), met=False)
+    for _ in range(40):
+        orders.learn(ended(0, 10 * SHORT_NS), met=True)  # others may have slowed it down
+        orders.learn(ended(0, SHORT_NS // 2), met=True)
+    assert orders.may_wait(query(0))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 from running_daemon import until
@@ -89,13 +90,19 @@ class Term:
         self.query, self.ended = 0, Event()
         self._descriptors = wake, bell, memory, standing, shared
         self._sockets = own, other
-        self.cell.attend(1)
-        assert cell.wait_for_order(0)
+        self._workers_cell, self.number = cell, 0
+        self.begin(ORDERS)
+
+    def begin(self, orders: list[StandingOrder]) -> None:
+        """The term after the one that has ended, with these orders."""
+        self.number += 1
+        self.cell.attend(self.number)
+        assert self._workers_cell.wait_for_order(0)
         self._thread = Thread(target=self._attend)
         self._thread.start()
         until("it to attend", lambda: self.cell.take_end() is not None)
-        self.standing.write(ORDERS)
-        self.standing.open(1)
+        self.standing.write(orders)
+        self.standing.open(self.number)
 
     def _attend(self) -> None:
         self.lent.attend(PATIENCE_NS)
@@ -115,10 +122,14 @@ class Term:
             while not self.standing.ask(0, Claim(Caller(self.query, IN_TIME, 0, 0), 0, 0), SHORT, 1):
                 assert time.monotonic() < give_up
 
-    def close(self) -> None:
-        self.standing.withdraw(1)
+    def end(self) -> None:
+        self.standing.withdraw(self.number)
         assert self.ended.wait(10)
         self._thread.join()
+        self.ended.clear()
+
+    def close(self) -> None:
+        self.end()
         for each in self._sockets:
             each.close()
         for descriptor in self._descriptors:
@@ -139,6 +150,33 @@ def test_a_block_is_prepared_once_for_each_order_and_slot(term: Term) -> None:
     term.ask(LONG, slot=0)
     assert term.worker.prepared == [(SHORT, 0), (SHORT, 2), (LONG, 0)]
     assert term.worker.moves == [FIRST, BOTH]
+
+
+def test_what_is_prepared_lasts_as_long_as_its_order(term: Term) -> None:
+    def ask_each() -> None:
+        for tenant, slot in ((SHORT, 0), (SHORT, 2), (LONG, 0)):
+            term.ask(tenant, slot)
+
+    ask_each()
+    term.end()
+    term.worker.prepared.clear()
+    term.begin(ORDERS)
+    ask_each()
+    assert term.worker.prepared == []
+    term.end()
+    term.begin([msgspec.structs.replace(ORDERS[0], wait_ns=1_000_000), ORDERS[1]])
+    ask_each()
+    assert term.worker.prepared == [(SHORT, 0), (SHORT, 2)]
+    term.end()
+    term.begin([ORDERS[1]])
+    term.ask(LONG, 0)
+    assert term.worker.prepared == [(SHORT, 0), (SHORT, 2), (LONG, 0)]  # its number is another one
+    term.end()
+    term.worker.prepared.clear()
+    term.lent.forget()
+    term.begin([ORDERS[1]])
+    term.ask(LONG, 0)
+    assert term.worker.prepared == [(LONG, 0)]
 
 
 def test_claims_that_come_fast_run_away_from_the_first_core_until_they_no_longer_do(term: Term) -> None:
@@ -163,7 +201,7 @@ def test_claims_that_wait_for_those_who_go_before_them_run_elsewhere(term: Term)
 def test_a_claim_that_cannot_be_prepared_fails_alone(term: Term) -> None:
     term.worker.failure = MemoryError("no room")
     assert term.standing.ask(0, Claim(Caller(9, 0, lane=0, place=1), 0, 1), SHORT, 1)
-    until("it to be free", lambda: term.standing.running(1) is None)
+    until("it to be free", lambda: term.standing.running(term.number) is None)
     message = term.engine.receive()
     assert message == KernelFailed(9, "MemoryError: no room", claimed_by=(0, 1))
     assert term.done.take(lane=0)["query"].tolist() == []  # the engine tells of it
