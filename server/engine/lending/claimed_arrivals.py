@@ -38,7 +38,7 @@ class ClaimedArrivals:
     ::
 
         claimed = ClaimedArrivals(arrivals, lanes, orders, standing)
-        claimed.hand_over(lent)  # orders are open
+        claimed.hand_over(term, lent)  # orders are open
         claimed.take_back(standing, term, lent, known=queries.ids)  # and no more of them run
     """
 
@@ -54,15 +54,19 @@ class ClaimedArrivals:
         waits = list(self._arrivals)
         return all(each.lane is not None for each in waits) and self._orders.may_wait(*[each.message for each in waits])
 
-    def hand_over(self, lent: Mapping[tuple[int, int], LoneOrder]) -> bool:
-        """Claim for what has arrived, by these orders. Returns whether the rest can wait until the ring has room."""
+    def hand_over(self, term: int, lent: Mapping[tuple[int, int], LoneOrder]) -> bool:
+        """Claim for what has arrived, by the orders of this term. Returns whether the rest can wait until the ring has
+        room: not for one that runs and is not short."""
+        if not self._arrivals or self._standing is None:
+            return not self._arrivals
+        runs = self._standing.running(term)
+        if runs is not None and not self._wait_ns(runs, lent):
+            return False
         before = len(self._arrivals)
         are_all = self._arrivals.hand_over(self._claim)
         self._note_pace(before - len(self._arrivals), are_all=are_all)
-        if are_all:
-            return True
         left = [(arrival.message.tenant, arrival.message.batch) for arrival in self._arrivals]
-        return self.may_wait() and all(key in lent and lent[key].order.wait_ns for key in left)
+        return are_all or (self.may_wait() and all(key in lent and lent[key].order.wait_ns for key in left))
 
     def _note_pace(self, claimed: int, *, are_all: bool) -> None:
         now_ns = time.monotonic_ns()
@@ -88,6 +92,7 @@ class ClaimedArrivals:
         """No more claims of this term run: those that wait, of all rings, are queries that have arrived. Returns the
         one that runs. Workers write this memory, too: raises BrokenOrdersError, and takes nothing, where it has what no
         thread claims. `known`: the queries in flight."""
+        self._left_ns = 0
         running = standing.withdraw(term)
         claims = ([] if running is None else [running]) + standing.take_waiting(term)
         queries = [self._query(claim, lent) for claim in claims]
@@ -116,10 +121,13 @@ class ClaimedArrivals:
 
     def takes_long(self, claim: Claim, lent: Mapping[tuple[int, int], LoneOrder]) -> bool:
         """Whether this one, which runs, is no longer waited for."""
-        orders = list(lent.values())
-        wait_ns = orders[claim.order].order.wait_ns if claim.order < len(orders) else 0  # a worker wrote that
+        wait_ns = self._wait_ns(claim, lent)
         long_ns = LONG_WAIT_NS + (len(self._lanes) + 2) * wait_ns if wait_ns else LONG_NS
         return not 0 <= time.monotonic_ns() - claim.caller.taken_ns <= long_ns
+
+    def _wait_ns(self, claim: Claim, lent: Mapping[tuple[int, int], LoneOrder]) -> int:
+        orders = list(lent.values())
+        return orders[claim.order].order.wait_ns if claim.order < len(orders) else 0  # a worker wrote that
 
     def refuse_more(self, tenant: int, *, lending: bool) -> None:
         """A query has arrived: have the front refuse more of the tenant's while they would wait here for too long, for

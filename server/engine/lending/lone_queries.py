@@ -126,7 +126,7 @@ class LoneQueries:
     def _takes_arrivals(self) -> bool:
         """Whether all that has arrived needs no decision: it is claimed, or will be."""
         if self._state is _State.LENT:
-            return self._claimed_arrivals.hand_over(self._lent)
+            return self._claimed_arrivals.hand_over(self._term, self._lent)
         if self._state is _State.BROKEN or not self._recall.is_over:
             return False
         since_ns = time.monotonic_ns() - LONG_WAIT_NS
@@ -289,7 +289,7 @@ class LoneQueries:
             self._state = _State.LENT
             for tenant in {tenant for tenant, _ in self._lent}:
                 self._lanes.refuse(tenant, 0)  # nobody decides about them, which would open the gate little by little
-            self._claimed_arrivals.hand_over(self._lent)
+            self._claimed_arrivals.hand_over(self._term, self._lent)
 
     def _return(self) -> None:
         worker, self._worker, self._state = self._worker, None, _State.OWN

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +38,9 @@ class Lanes:
 
     def __len__(self) -> int:
         return LANES
+
+    def place(self, tenant: int, slot: int) -> int:
+        return tenant * SLOTS + slot
 
     def tenant_and_slot(self, place: int) -> tuple[int, int]:
         return divmod(place, SLOTS)
@@ -155,9 +159,18 @@ def test_a_line_is_as_long_as_it_takes_and_no_shorter(monkeypatch: pytest.Monkey
         claims.arrivals.add(InferQuery(number, 0, number % SLOTS, 1, now_ns[0], None), 0)
     for _ in range(50):  # one in a millisecond, whatever its kernels take
         room[0] = 1
-        claims.claimed.hand_over(LENT)
+        claims.claimed.hand_over(TERM, LENT)
         now_ns[0] += 10**6
     assert len(claims.arrivals) == 10
     claims.claimed.refuse_more(0, lending=True)
     [(tenant, for_ns)] = refused
     assert tenant == 0 and 8 * 10**6 < for_ns < 9 * 10**6  # ten wait, and may wait for a tenth of their target
+
+
+def test_nobody_waits_behind_one_that_is_not_short() -> None:
+    claims = Claims()
+    long = LENT[1, 1]._replace(order=msgspec.structs.replace(LENT[1, 1].order, wait_ns=0))
+    claims.arrivals.add(InferQuery(1, 0, 1, 1, time.monotonic_ns(), None), 0)
+    assert claims.ask(2, tenant=1)
+    assert not claims.claimed.hand_over(TERM, LENT | {(1, 1): long}) and len(claims.arrivals) == 1
+    assert claims.claimed.hand_over(TERM, LENT) and not claims.arrivals
