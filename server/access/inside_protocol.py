@@ -7,6 +7,7 @@ where the client came in; and the name in its certificate, which may be empty.
 from __future__ import annotations
 
 import hmac
+import select
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -29,9 +30,13 @@ class OutsideProtocol(TargetProtocol):
     """What clients reach without I/O threads: one that closes its side behind its requests gets the answers."""
 
     _ended = False
+    _watch: select.epoll | None = None  # for a client that has left; at its end of input a socket is always readable
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """An interim response finds out whether the client waits, as in http1.c. Returns whether it does, or may."""
+        """An interim response finds out whether the client waits, as in http1.c. Returns whether it does, or may; never
+        over TLS, where asyncio closes at once."""
+        if self.transport.get_extra_info("sslcontext") is not None:
+            return False
         waiting = [cycle for cycle, _ in self.pipeline] + ([] if self.cycle is None else [self.cycle])
         cycles = [cycle for cycle in waiting if not cycle.response_complete]
         if not cycles or any(cycle.more_body for cycle in cycles):
@@ -40,7 +45,16 @@ class OutsideProtocol(TargetProtocol):
         first = cycles[-1]
         if not first.response_started and first.scope["http_version"] != "1.0":
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._watch = select.epoll()
+        self._watch.register(self.transport.get_extra_info("socket").fileno(), 0)  # errors and hang-ups are always told
+        self.loop.add_reader(self._watch.fileno(), self.transport.abort)
         return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._watch is not None:
+            self.loop.remove_reader(self._watch.fileno())
+            self._watch.close()
+        super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         is_last = not self.pipeline

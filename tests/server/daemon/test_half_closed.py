@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
 import pytest
-from native_http import infer
-from running_daemon import configuration, running
+from running_daemon import X, configuration, running
 from traffic import connect
 
 pytestmark = pytest.mark.slow
 
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
-GET = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
+GET = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+BODY = json.dumps({"inputs": [{"name": "x", "shape": X.shape, "datatype": "FP32", "data": X.tolist()}]}).encode()
+QUERY = b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
 
 
 def test_it_gets_all_its_answers(artifacts: Path, tmp_path: Path) -> None:
-    query = infer(path="/v2/models/mlp/infer").replace(b"Host: a", b"Host: localhost")
     with running(tmp_path, configuration(artifacts, "mlp", fronts=0)) as daemon:
-        for data, count in ((GET, 1), (GET * 3, 3), (query, 1), (GET + query + GET, 3)):
+        for data, count in ((GET, 1), (GET * 3, 3), (QUERY, 1), (GET + QUERY + GET, 3)):
             with connect(daemon.http) as client:
                 client.sendall(data)
                 client.shutdown(socket.SHUT_WR)
                 received = b"".join(iter(lambda c=client: c.recv(1 << 16), b""))
             assert received.replace(INTERIM, b"", 1).count(b"HTTP/1.1 200 ") == count, received
-        for data in (b"", GET[:-2], query[:-3]):
+        for data in (b"", GET[:-2], QUERY[:-3]):
             with connect(daemon.http) as client:
                 client.sendall(data)
                 client.shutdown(socket.SHUT_WR)
