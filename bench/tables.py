@@ -186,9 +186,9 @@ it.""",
     ),
     Section(
         "The way of a query, with short queries that wait for one another",
-        """The version in which queries that are shorter than a decision wait for the lent worker, the one before, and
-Triton, on two cores of a Zen 3, which has AVX2 alone (`python -m bench.serving.way --rounds 1 --before PATH
---triton-python PATH`): the versions in turn, Triton an hour before them, with DLRM alone.""",
+        """Queries that are shorter than a decision wait for the lent worker: DLRM alone, on two cores of a Zen 3, which
+has AVX2 alone (`python -m bench.serving.way --rounds 1 --only dlrm --rows lone,cpu,peak --triton-python PATH`), this
+daemon and then Triton within a quarter of an hour.""",
         lambda: with_environment("epyc-avx2/way", way.markdown),
     ),
     Section(
