@@ -46,10 +46,7 @@ def main() -> int:
     for protocol in args.protocols:
         with tempfile.TemporaryDirectory() as folder:
             runs += measure(Path(folder), protocol, args.artifacts, args.factors, args.seconds, console)
-    environment = runs[0].pop("environment")
-    for run in runs:
-        run.pop("environment", None)
-    args.out.write_text(json.dumps({"environment": environment, "runs": runs}, indent=1) + "\n", "utf-8")
+    write_runs(args.out, runs)
     console.print(table(runs))
     return 0
 
@@ -66,7 +63,7 @@ def measure(
     write_toml(config, configuration([ServedModel(name, artifacts / name, ms) for name, _, ms in TENANTS]))
     with running(serve_command(config)) as (_, where):
         target = f"{protocol}://{where[protocol]}"
-        peak = load(folder, target, dict.fromkeys(names, 1.0), PEAK_SECONDS, "--find-peak", "--seeds", "1")
+        peak = load(folder, target, scaled(dict.fromkeys(names, 1.0)), PEAK_SECONDS, "--find-peak", "--seeds", "1")
         per_second = sum(qps for _, qps, _ in TENANTS)
         scale = (peak["peak_qps"] or 0.0) / per_second
         if not scale:
@@ -74,16 +71,26 @@ def measure(
         for multiples in plan:
             told = ", ".join(f"{name} x {factor:g}" for name, factor in multiples.items())
             console.print(f"{protocol}: of the peak of {peak['peak_qps']:.0f} queries a second: {told}")
-            report = load(folder, target, {name: scale * factor for name, factor in multiples.items()}, seconds)
+            report = load(folder, target, scaled({name: scale * each for name, each in multiples.items()}), seconds)
             keep = {key: report[key] for key in ("tenants", "max_lag_ms", "client_cpu_us_per_query", "environment")}
             found.append({"protocol": protocol, "multiples": multiples, "peak_qps": peak["peak_qps"], **keep})
     return found
 
 
-def load(folder: Path, target: str, scales: dict[str, float], seconds: float, *options: str) -> dict[str, Any]:
-    """A report of `veltair load`."""
+def write_runs(path: Path, runs: list[dict[str, Any]]) -> None:
+    """All were measured in one environment, which is written once."""
+    environment, *_ = [run.pop("environment") for run in runs]
+    path.write_text(json.dumps({"environment": environment, "runs": runs}, indent=1) + "\n", "utf-8")
+
+
+def scaled(scales: dict[str, float]) -> list[dict[str, Any]]:
+    """The tenants of a load, each at so many times its rate."""
+    return [{"name": name, "qps": qps * scales[name], "target_ms": ms} for name, qps, ms in TENANTS]
+
+
+def load(folder: Path, target: str, tenants: list[dict[str, Any]], seconds: float, *options: str) -> dict[str, Any]:
+    """A report of `veltair load`, of a scenario with these tenants."""
     scenario = folder / "load.toml"
-    tenants = [{"name": name, "qps": qps * scales[name], "target_ms": ms} for name, qps, ms in TENANTS]
     run = {"target": target, "duration_s": seconds, "warmup_s": 2.0, "seed": 1, "connections": 4}
     write_toml(scenario, {"load": run, "tenants": tenants})
     command = [*FIRST, *CLI, "load", str(scenario), "--json", *options]

@@ -11,16 +11,14 @@ load generator shares the cores with the daemon, and goes before it.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.paths import CLI, DEMO, RESULTS, result_path
+from bench.paths import DEMO, RESULTS, result_path
 from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
-from bench.serving.overload import FIRST
+from bench.serving.overload import load, write_runs
 
 NAMES = ("quiet", "flood")
 WEIGHTS = ((1, 1), (2, 1), (1, 2))  # of the quiet one, and of the one that floods
@@ -42,10 +40,7 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as folder:
                 runs.append(measure(Path(folder), protocol, args.artifact, args.target_ms, weights, args.seconds))
             print(row(runs[-1]), flush=True)
-    environment = runs[0].pop("environment")
-    for run in runs:
-        run.pop("environment", None)
-    args.out.write_text(json.dumps({"environment": environment, "runs": runs}, indent=1) + "\n", "utf-8")
+    write_runs(args.out, runs)
     return 0
 
 
@@ -60,28 +55,20 @@ def measure(
     write_toml(config, document)
     with running(serve_command(config)) as (_, where):
         target = f"{protocol}://{where[protocol]}"
-        peak_qps = load(folder, target, target_ms, (1000.0, 1000.0), PEAK_SECONDS, "--find-peak", "--seeds", "1")[
-            "peak_qps"
-        ]
+        alike = asked(target_ms, 1000.0, 1000.0)
+        peak_qps = load(folder, target, alike, PEAK_SECONDS, "--find-peak", "--seeds", "1")["peak_qps"]
         if not peak_qps:
             raise SystemExit("no load held the targets: the machine is too slow or too busy")
         quiet_qps = USED * peak_qps * weights[0] / sum(weights)
-        report = load(folder, target, target_ms, (quiet_qps, FLOOD * quiet_qps), seconds)
+        report = load(folder, target, asked(target_ms, quiet_qps, FLOOD * quiet_qps), seconds)
     keep = {key: report[key] for key in ("tenants", "max_lag_ms", "environment")}
     return {"protocol": protocol, "weights": weights, "peak_qps": peak_qps, **keep}
 
 
-def load(
-    folder: Path, target: str, target_ms: float, qps: tuple[float, float], seconds: float, *options: str
-) -> dict[str, Any]:
-    """A report of `veltair load`, at so many queries a second of the quiet one and of the other."""
-    scenario = folder / "load.toml"
-    tenants = [{"name": name, "qps": each, "target_ms": target_ms} for name, each in zip(NAMES, qps, strict=True)]
-    run = {"target": target, "duration_s": seconds, "warmup_s": 2.0, "seed": 1, "connections": 4}
-    write_toml(scenario, {"load": run, "tenants": tenants})
-    command = [*FIRST, *CLI, "load", str(scenario), "--json", *options]
-    found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-    return found
+def asked(target_ms: float, quiet_qps: float, flood_qps: float) -> list[dict[str, Any]]:
+    """The tenants of a load."""
+    rates = zip(NAMES, (quiet_qps, flood_qps), strict=True)
+    return [{"name": name, "qps": qps, "target_ms": target_ms} for name, qps in rates]
 
 
 def row(run: dict[str, Any]) -> str:

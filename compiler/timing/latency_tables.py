@@ -28,8 +28,7 @@ log = logging.getLogger(__name__)
 # microseconds runs hundreds of times in it. With 25 ms for each, GhostNet's 289 versions took 100 s.
 SHARED_NS, LEAST_NS = 30_000_000_000, 5_000_000
 # What else runs for some 100 ms meanwhile makes a few jobs look many times as slow as they are, on one number of cores
-# and not on another. A second look, when all others have been timed, finds another moment.
-AGAIN_NS = 5_000_000
+# and not on another. A second look for LEAST_NS, when all others have been timed, finds another moment.
 DISTURBED = 1.25  # times what the second look says: noise of few runs is less
 PRESSED = 0.4  # of a solo measurement's budget, for one beside co-runners: levels come from the mean over all jobs
 
@@ -106,7 +105,7 @@ def measure_times(
     budget_ns = measurement_budget_ns(sum(len(job.operands) for job in jobs) * cores)
     counts = range(1, cores + 1)
     alone = _measure(jobs, meter, counts, tick, budget_ns)
-    alone = _undisturbed(jobs, alone, _measure(jobs, meter, counts, tick, min(budget_ns, AGAIN_NS)))
+    alone = _undisturbed(jobs, alone, _measure(jobs, meter, counts, tick, LEAST_NS))
     pressed = [_pressed(jobs, meter, grade, alone, tick, round(PRESSED * budget_ns)) for grade in grades if cores > 1]
     rows = np.stack([alone, *pressed], axis=1).tolist()  # (jobs, 1 + grades, batches, cores)
     return [msgspec.convert({"alone_ns": row[0], "pressed_ns": row[1:]}, JobTimes) for row in rows]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from veltair.server.ipc.messages import InferQuery, TenantSpec
 
 MOST_WAIT, MOST_WAIT_NS = 0.1, 2_000_000  # of a tenant's target, and at most: beyond that the front refuses the next
-_SMOOTHING = 0.1
+SMOOTHING = 0.1
 
 
 class Arrival(NamedTuple):
@@ -103,7 +103,7 @@ class Arrivals:
 
     def decided(self, queries: int, elapsed_ns: int) -> None:
         """Learn that so many queries were decided in that time, while others waited."""
-        self._decision_ns += (elapsed_ns / queries - self._decision_ns) * _SMOOTHING
+        self._decision_ns += (elapsed_ns / queries - self._decision_ns) * SMOOTHING
 
     def too_long_ns(self, tenant: int, each_ns: float | None = None) -> int:
         """How much longer the tenant's next query would wait than it may; 0 where it may. `each_ns`: what each before

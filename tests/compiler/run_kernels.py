@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -119,6 +120,11 @@ def halo_is_zero(tensor: Activation, physical: NDArray[Any]) -> bool:
     halo, (h, w) = tensor.halo, tensor.shape[2:]
     outside[:, :, halo.top : halo.top + h, halo.left : halo.left + w] = 0
     return not outside.any()
+
+
+def within_room(values: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
+    """What an output of that shape holds of its room."""
+    return values.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
 def run_graph(graph: LayerGraph, feeds: Mapping[str, NDArray[Any]], batch: int) -> list[NDArray[Any]]:

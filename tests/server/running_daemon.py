@@ -25,6 +25,7 @@ sys.exit(command.run(parser.parse_args()))
 """
 
 X = np.random.default_rng(3).standard_normal((5, 16), dtype=np.float32)
+X_AS_JSON = json.dumps({"inputs": [{"name": "x", "shape": X.shape, "datatype": "FP32", "data": X.tolist()}]}).encode()
 
 
 @dataclass

@@ -7,10 +7,10 @@ claims for them in a ring of its own, the tenants in turn.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
-from veltair.server.engine.arrivals import Arrival, Arrivals
+from veltair.server.engine.arrivals import SMOOTHING, Arrival, Arrivals
 from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.lending.lone_orders import LoneOrder, LoneOrders
 from veltair.server.ipc.done_queries import Caller
@@ -20,7 +20,6 @@ from veltair.server.ipc.worker_cell import ATTEND
 from veltair.types import PRIORITY_LEVELS
 
 LONG_WAIT_NS = 20_000_000  # what others wait for, and was thought to be short, beyond what it may have waited itself
-SMOOTHING = 0.1
 LONG_NS = 100_000_000  # what has been claimed for so long is to be watched
 
 
@@ -95,7 +94,8 @@ class ClaimedArrivals:
         self._left_ns = 0
         running = standing.withdraw(term)
         claims = ([] if running is None else [running]) + standing.take_waiting(term)
-        queries = [self._query(claim, lent) for claim in claims]
+        orders = list(lent.items())
+        queries = [self._query(claim, orders) for claim in claims]
         others = {arrival.message.query for arrival in self._arrivals} if queries else set()
         ids = {each.message.query for each in queries}
         if len(ids) < len(queries) or ids & others or ids & known:
@@ -104,11 +104,11 @@ class ClaimedArrivals:
             self._arrivals.add(each.message, each.caller.lane)
         return queries[0] if running is not None else None
 
-    def _query(self, claim: Claim, lent: Mapping[tuple[int, int], LoneOrder]) -> ClaimedQuery:
+    def _query(self, claim: Claim, orders: Sequence[tuple[tuple[int, int], LoneOrder]]) -> ClaimedQuery:
         """The query as the I/O thread would have sent it. Raises BrokenOrdersError where no thread claims so."""
         caller, lanes = claim.caller, len(self._lanes)
         tenant, slot = self._lanes.tenant_and_slot(caller.place)
-        key, lone = list(lent.items())[claim.order] if claim.order < len(lent) else ((-1, 0), None)
+        key, lone = orders[claim.order] if claim.order < len(orders) else ((-1, 0), None)
         in_time = 0 <= claim.arrival_ns <= caller.taken_ns <= time.monotonic_ns() and claim.deadline_ns >= 0
         is_known = lone is not None and key[0] == tenant and slot == claim.slot and caller.lane < lanes
         if lone is None or not (

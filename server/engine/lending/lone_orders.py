@@ -73,22 +73,24 @@ class LoneOrders:
         fits = not late and len(block.versions) <= MOST_LAYERS
         if more or start is None or (met and (block.elapsed_ns > SHORT_NS or not fits)):
             return
-        cores = block.core_changes[-1].cores if block.core_changes else block.cores
         for query in batch.queries:
-            key = query.message.tenant, query.message.batch
-            known = self._orders.get(key)
             if query.lane is None or query.message.bucket or query.cancelled:
                 continue
+            key = query.message.tenant, query.message.batch
             if not fits:
                 self._orders.pop(key, None)
-                continue
-            if (known is None and len(self._orders) < MOST_ORDERS) or (known is not None and not met):
-                if known is not None and block.elapsed_ns <= SHORT_NS:  # it runs on the first one, and workers keep
-                    cores = min(cores, known.order.cores)  # what they have prepared for an order that stays
-                order = StandingOrder(*key, block.versions, cores)
-                self._orders[key] = LoneOrder(order, block.level, start.block.predicted_ns)
-            if key in self._orders:
+            elif key in self._orders or len(self._orders) < MOST_ORDERS:
+                if not met or key not in self._orders:
+                    self._orders[key] = self._order_of(key, block, start.block.predicted_ns)
                 self.took(key, block.elapsed_ns)
+
+    def _order_of(self, key: tuple[int, int], block: BlockRecord, predicted_ns: int) -> LoneOrder:
+        """What this block was. A short one stays on the first core that it was seen on: workers keep what they have
+        prepared for an order that is as before."""
+        cores = block.core_changes[-1].cores if block.core_changes else block.cores
+        if key in self._orders and block.elapsed_ns <= SHORT_NS:
+            cores = min(cores, self._orders[key].order.cores)
+        return LoneOrder(StandingOrder(*key, block.versions, cores), block.level, predicted_ns)
 
     def took(self, key: tuple[int, int], elapsed_ns: int) -> None:
         """So long a query of this kind has run alone."""

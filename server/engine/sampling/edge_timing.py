@@ -64,8 +64,8 @@ class EdgeTiming:
         spent_ns.update(_divide(engine_ns - self._engine_ns, by_taken))
         lent_ns = {number: self._lent.core_ns[number] for number in self._tenants}
         spent_ns.update(_grown(self._lent_ns, lent_ns))
-        queries, self._lent_ns = self._lent.queries.total(), lent_ns
-        unasked, self._lent_queries = queries - self._lent_queries, queries
+        unasked = self._lent.queries - self._lent_queries
+        self._lent_ns, self._lent_queries = lent_ns, self._lent.queries
         self._work, self._taken, self._front_ns, self._engine_ns = work, taken, front_ns, engine_ns
         by_owner = Counter[str]()
         for number, ns in spent_ns.items():

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx_nets import run
+from run_kernels import within_room
 
 from veltair.compiler.onnx.folding.sized_outputs import MOST_ROOM, checked_room
 from veltair.compiler.onnx.onnx_model import load_model
@@ -98,7 +99,7 @@ def test_values_and_extents(tmp_path: Path, name: str, batch: Batch) -> None:
             assert values.shape == (size, port.room)
             assert tuple(extents) == expected.shape
             assert all(dim <= 0 or dim == extent for dim, extent in zip(port.shape, expected.shape, strict=True))
-            np.testing.assert_array_equal(values.reshape(-1)[: expected.size].reshape(expected.shape), expected)
+            np.testing.assert_array_equal(within_room(values, expected.shape), expected)
             assert not values.reshape(-1)[expected.size :].any()
 
 
@@ -141,9 +142,7 @@ def test_the_batch_in_another_dimension(tmp_path: Path, name: str) -> None:
         (values, extents), _ = run(path, {"x": x}, "fp32", size)
         expected: NDArray[Any] = session.run(["y"], {"x": x})[0]
         assert tuple(extents) == expected.shape
-        np.testing.assert_allclose(
-            values.reshape(-1)[: expected.size].reshape(expected.shape), expected, rtol=1e-5, atol=1e-6
-        )
+        np.testing.assert_allclose(within_room(values, expected.shape), expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(ModelError, match=r"in its first dimension alone|not in proportion"):
         load_model(path, 4, fallback=False)
 

@@ -18,13 +18,12 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from example_models import mlp_outputs
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from running_daemon import Daemon, X, configuration, running, tensor, until
+from running_daemon import X_AS_JSON, Daemon, X, configuration, running, tensor, until
 from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.slow
 
 INFER = "/v2/models/mlp/infer"
-BODY = json.dumps({"inputs": [{"name": "x", "shape": list(X.shape), "datatype": "FP32", "data": X.tolist()}]}).encode()
 CLIENTS = {  # name: (roles, tenants)
     "shop": (["infer"], ["mlp"]),
     "lab": (["infer"], None),
@@ -78,7 +77,7 @@ def status(daemon: Daemon, path: str, token: str = "", body: bytes | None = None
         ("/v2/health/ready", None, {"", "s1", "l1", "p1", "o1", "x"}),
         ("/v2", None, {"s1", "l1"}),
         ("/v2/models/mlp", None, {"s1", "l1"}),
-        (INFER, BODY, {"s1", "l1"}),
+        (INFER, X_AS_JSON, {"s1", "l1"}),
         ("/v2/repository/index", b"{}", {"s1", "l1", "o1"}),
         ("/v2/systemsharedmemory/status", None, {"s1", "l1"}),
         ("/metrics", None, {"p1"}),
@@ -96,7 +95,7 @@ def test_each_path_takes_its_role(daemon: Daemon, path: str, body: bytes | None,
 
 
 def test_who_is_unknown_is_told_how_to_be_known(daemon: Daemon) -> None:
-    code, headers, body = ask(daemon.http, "POST", INFER, body=BODY)
+    code, headers, body = ask(daemon.http, "POST", INFER, body=X_AS_JSON)
     assert (code, headers["www-authenticate"]) == (401, "Bearer")
     assert "token" in json.loads(body)["error"]
     code, headers, _ = ask(daemon.http, "GET", "/admin")
@@ -138,8 +137,8 @@ def denied(daemon: Daemon) -> dict[str, float]:
 
 def test_denied_requests_are_counted_by_reason(daemon: Daemon) -> None:
     before = denied(daemon)
-    assert (status(daemon, INFER, "", BODY), status(daemon, INFER, "x", BODY)) == (401, 401)
-    assert status(daemon, INFER, "p1", BODY) == 403
+    assert (status(daemon, INFER, "", X_AS_JSON), status(daemon, INFER, "x", X_AS_JSON)) == (401, 401)
+    assert status(daemon, INFER, "p1", X_AS_JSON) == 403
     for token in ("", "o1"):
         with pytest.raises(InferenceServerException):
             infer_grpc(daemon, token)
@@ -225,8 +224,8 @@ def test_administration_and_metrics_on_an_address_of_their_own(artifacts: Path, 
         assert ask(daemon.http, "POST", loading, body=b"{}")[0] == 404
         assert ask(daemon.admin, "POST", loading, body=b"{}")[0] == 200
         for _ in range(3):  # there is a plan, which is for the other address
-            assert ask(daemon.http, "POST", INFER, body=BODY)[0] == 200
-        assert ask(daemon.admin, "POST", INFER, body=BODY)[0] == 404
+            assert ask(daemon.http, "POST", INFER, body=X_AS_JSON)[0] == 200
+        assert ask(daemon.admin, "POST", INFER, body=X_AS_JSON)[0] == 404
         for address in (daemon.http, daemon.admin):
             assert ask(address, "GET", "/v2/health/ready")[0] == 200
             assert ask(address, "POST", "/v2/repository/index", body=b"{}")[0] == 200

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 
 import pytest
-from running_daemon import X, configuration, running
+from running_daemon import X_AS_JSON, configuration, running
 from traffic import connect
 
 pytestmark = pytest.mark.slow
 
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 GET = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
-BODY = json.dumps({"inputs": [{"name": "x", "shape": X.shape, "datatype": "FP32", "data": X.tolist()}]}).encode()
-QUERY = b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+HEAD = b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+QUERY = HEAD % len(X_AS_JSON) + X_AS_JSON
 
 
 def test_it_gets_all_its_answers(artifacts: Path, tmp_path: Path) -> None:

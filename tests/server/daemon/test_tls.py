@@ -19,7 +19,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from certificates import authority, certificate
 from example_models import mlp_outputs
-from running_daemon import Daemon, X, configuration, running, serve, tensor, until
+from running_daemon import X_AS_JSON, Daemon, X, configuration, running, serve, tensor, until
 from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.slow
@@ -109,8 +109,7 @@ def test_stock_clients_over_http_and_grpc(daemon: Daemon, files: Path) -> None:
 
 
 def test_large_messages_both_ways(daemon: Daemon, files: Path) -> None:
-    body = json.dumps({"inputs": [{"name": "x", "shape": list(X.shape), "datatype": "FP32", "data": X.tolist()}]})
-    padded = (body + " " * (20 << 20)).encode()  # many records, read in turns
+    padded = X_AS_JSON + b" " * (20 << 20)  # many records, read in turns
     asked = urllib.request.Request(f"https://{daemon.http}/v2/models/mlp/infer", padded)
     with urllib.request.urlopen(asked, context=context(files)) as answer:
         found = json.load(answer)["outputs"][0]["data"]

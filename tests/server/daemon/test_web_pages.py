@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_daemon import Daemon, X, configuration, running
+from running_daemon import X_AS_JSON, Daemon, X, configuration, running
 
 pytestmark = pytest.mark.slow
 
 INFER, REGISTER = "/v2/models/mlp/infer", "/v2/systemsharedmemory/region/stolen/register"
-BODY = json.dumps({"inputs": [{"name": "x", "shape": list(X.shape), "datatype": "FP32", "data": X.tolist()}]}).encode()
 MEMORY = json.dumps({"key": "secret", "byte_size": 8}).encode()
 
 
@@ -77,21 +76,21 @@ def test_neither_does_inference_that_has_a_plan(daemon: Daemon) -> None:
 
 def test_a_target_that_names_a_server_decides_whatever_host_says(daemon: Daemon) -> None:
     for _ in range(2):
-        assert ask(daemon, "POST", f"http://{daemon.http}{INFER}", BODY, host="evil.example")[0] == 200
-        assert ask(daemon, "POST", f"http://evil.example{INFER}", BODY)[0] == 421
-        assert ask(daemon, "POST", f"https://{daemon.http}{INFER}", BODY)[0] == 421
+        assert ask(daemon, "POST", f"http://{daemon.http}{INFER}", X_AS_JSON, host="evil.example")[0] == 200
+        assert ask(daemon, "POST", f"http://evil.example{INFER}", X_AS_JSON)[0] == 421
+        assert ask(daemon, "POST", f"https://{daemon.http}{INFER}", X_AS_JSON)[0] == 421
     assert ask(daemon, "GET", f"http://{daemon.http}?a")[0] == 307  # the way to the dashboard
     assert ask(daemon, "OPTIONS", "*")[0] == 200
 
 
 def test_pages_elsewhere_register_no_memory_and_ask_nothing(daemon: Daemon) -> None:
-    for path, body in ((REGISTER, MEMORY), (INFER, BODY), ("/v2/repository/index", b"{}")):
+    for path, body in ((REGISTER, MEMORY), (INFER, X_AS_JSON), ("/v2/repository/index", b"{}")):
         status, answer = ask(daemon, "POST", path, body, origin="http://evil.example", content_type="text/plain")
         assert status == 403 and "evil.example" in answer["error"]
     assert ask(daemon, "POST", REGISTER, MEMORY, content_type="text/plain")[0] == 415
     assert ask(daemon, "GET", "/v2/systemsharedmemory/status") == (200, [])
-    assert ask(daemon, "POST", INFER, BODY, origin="https://ours.example")[0] == 200
-    assert ask(daemon, "POST", INFER, BODY, origin=f"http://{daemon.http}")[0] == 200
+    assert ask(daemon, "POST", INFER, X_AS_JSON, origin="https://ours.example")[0] == 200
+    assert ask(daemon, "POST", INFER, X_AS_JSON, origin=f"http://{daemon.http}")[0] == 200
 
 
 def test_connections_are_counted(daemon: Daemon) -> None:
