@@ -112,6 +112,8 @@ class StandingOrders:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
         self._count_at = self._functions.standing_orders_at(lanes)
         self._orders_at = self._count_at + _COUNT_BYTES
+        self._term = 0  # the engine: the last one that it opened or closed
+        self._left = self._closed  # and the state that it left; None: the term is open
 
     # The engine's side
 
@@ -127,15 +129,19 @@ class StandingOrders:
         _COUNT.pack_into(self._page, self._count_at, len(orders))
 
     def open(self, term: int) -> None:
-        """The worker of this term attends: I/O threads may claim."""
-        self._functions.open_orders(self.address, term)
+        """The worker of this term attends: I/O threads may claim. Raises BrokenOrdersError where the state is not that
+        of the term before."""
+        if not self._functions.open_orders(self.address, self._term, term):
+            raise self._error(self._functions.orders_state(self.address))
+        self._term, self._left = term, None
 
     def withdraw(self, term: int) -> Claim | None:
         """No more claims run. Returns the one that does; at its end the worker ends the term, and rings. Raises
         BrokenOrdersError where the state is of another term, or names no claim."""
         state = self._functions.withdraw_orders(self.address, self.lanes, term)
-        if self._is_broken(state, term):
-            raise BrokenOrdersError(f"the state of term {term} is {state:#x}")
+        if self._is_broken(state):
+            raise self._error(state)
+        self._left = state
         return self._running(state, term)
 
     def take_waiting(self, term: int) -> list[Claim]:
@@ -144,9 +150,12 @@ class StandingOrders:
         count = self._functions.take_waiting(self.address, self.lanes, term, packed)
         return [_unpack_claim(packed, number * _CLAIM.size) for number in range(count)]
 
-    def close(self, term: int) -> None:
-        """End a term that was not opened, or whose worker is gone."""
-        self._functions.close_orders(self.address, term)
+    def close(self, term: int) -> bool:
+        """End a term that was not opened, or whose worker is gone. Returns whether the state had been none that `check`
+        finds right: then threads may have claimed by it, and nobody runs those claims."""
+        was_broken = self._is_broken(self._functions.close_orders(self.address, term))
+        self._term, self._left = term, term << _TERM | _CLOSED
+        return was_broken
 
     def ended(self, term: int) -> bool:
         """Whether nobody runs a query of this term, or will."""
@@ -162,15 +171,26 @@ class StandingOrders:
         stop, reported, *times = _END.unpack_from(self._page, _END_AT)
         return BlockEnd(query, stop, bool(reported), *times)
 
-    def is_broken(self, term: int) -> bool:
-        """Whether the state is none that this term has while it is open."""
-        return self._is_broken(self._functions.orders_state(self.address), term)
+    def check(self) -> None:
+        """Raises BrokenOrdersError where the state is none that follows what the engine did last."""
+        state = self._functions.orders_state(self.address)
+        if self._is_broken(state):
+            raise self._error(state)
 
-    def _is_broken(self, state: int, term: int) -> bool:
-        return state >> _TERM != term or (state & _WHAT in _RUNS and not self._is_place(_position(state)))
+    def _is_broken(self, state: int) -> bool:
+        if self._left is not None:
+            return state not in (self._left, self._closed)
+        return state >> _TERM != self._term or (state & _WHAT in _RUNS and not self._is_place(_position(state)))
+
+    @property
+    def _closed(self) -> int:
+        return self._term << _TERM | _CLOSED
+
+    def _error(self, state: int) -> BrokenOrdersError:
+        return BrokenOrdersError(f"the state of term {self._term} is {state:#x}")
 
     def _running(self, state: int, term: int) -> Claim | None:
-        runs = state & _WHAT in _RUNS and not self._is_broken(state, term)
+        runs = state >> _TERM == term and state & _WHAT in _RUNS and self._is_place(_position(state))
         return self.claim(_position(state)) if runs else None
 
     def _is_place(self, position: int) -> bool:
@@ -256,29 +276,14 @@ def _functions() -> Any:
         ("standing_orders_at", ctypes.c_uint64, number),
         ("claim_order", flag, pointer, number, number, ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32),
         ("claim_at", pointer, pointer, number, number),
-        ("open_orders", None, pointer, number),
+        ("open_orders", flag, pointer, number, number),
         ("withdraw_orders", number, pointer, number, number),
         ("take_waiting", number, pointer, number, number, pointer),
-        ("close_orders", None, pointer, number),
+        ("close_orders", number, pointer, number),
         ("orders_state", number, pointer),
         ("begin_claims", None, pointer, number, pointer),
         ("next_claim", time, pointer, number, time),
-        (
-            "end_claim_at",
-            flag,
-            pointer,
-            number,
-            number,
-            number,
-            pointer,
-            pointer,
-            number,
-            pointer,
-            number,
-            flag,
-            time,
-            time,
-        ),
+        ("end_claim_at", flag, pointer, *[number] * 3, *[pointer] * 2, number, pointer, number, flag, time, time),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, tuple(arguments)

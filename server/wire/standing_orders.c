@@ -167,8 +167,11 @@ EXPORT int claim_order(uint8_t *memory, uint32_t lanes, uint32_t from, const sta
   return standing_orders_claim(memory, lanes, from, wanted, tenant, samples) != ENGINE_DECIDES;
 }
 
-/* The engine: the worker of this term attends, and queries may come. */
-EXPORT void open_orders(uint8_t *memory, uint32_t term) { atomic_store(state_of(memory), state_with(term, STANDING_OPEN, 0)); }
+/* The engine: the worker of this term attends, and queries may come. Returns false where the one before has not ended. */
+EXPORT int open_orders(uint8_t *memory, uint32_t before, uint32_t term) {
+  uint32_t closed = state_with(before, STANDING_CLOSED, 0);
+  return atomic_compare_exchange_strong(state_of(memory), &closed, state_with(term, STANDING_OPEN, 0));
+}
 
 /* The engine: no more claims are run. Returns the state: withdrawn where one runs, at whose end the worker ends the term
  * and rings; else closed. One of another term, or with a claim that is none, is left as it was found. */
@@ -188,10 +191,11 @@ EXPORT uint32_t withdraw_orders(uint8_t *memory, uint32_t lanes, uint32_t term) 
   return to;
 }
 
-/* The engine: the term has ended, whatever its worker does: it has not begun, or is dead. */
-EXPORT void close_orders(uint8_t *memory, uint32_t term) {
-  atomic_store(state_of(memory), state_with(term, STANDING_CLOSED, 0));
+/* The engine: the term has ended, whatever its worker does: it has not begun, or is dead. Returns the state before. */
+EXPORT uint32_t close_orders(uint8_t *memory, uint32_t term) {
+  const uint32_t before = atomic_exchange(state_of(memory), state_with(term, STANDING_CLOSED, 0));
   wake(state_of(memory));
+  return before;
 }
 
 EXPORT uint32_t orders_state(uint8_t *memory) { return atomic_load(state_of(memory)); }

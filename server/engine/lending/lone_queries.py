@@ -71,11 +71,8 @@ class LoneQueries:
         queries: InFlightQueries,
         decide: Callable[[QueryRuns], None],
     ) -> None:
-        """`descriptors`: None where nothing is lent. `tenants`: by number, as they are now. `decide`: has the scheduler
-        handle the event, and carries out what follows."""
-        self._standing = None
-        if descriptors is not None:
-            self._standing = StandingOrders(descriptors.standing, len(descriptors.wakes))
+        """`descriptors`: None where nothing is lent. `tenants`: by number. `decide`: as the engine does it."""
+        self._standing = descriptors and StandingOrders(descriptors.standing, len(descriptors.wakes))
         self._tenants, self._arrivals, self._lanes = tenants, arrivals, lanes
         self._supervisor, self._queries = supervisor, queries
         self._decide = decide
@@ -154,8 +151,7 @@ class LoneQueries:
         worker.attend(self._term, next(iter(self._lent.values())).order.cores)
 
     def take_back(self) -> bool:
-        """Returns whether something may be decided: all workers are the engine's, and the scheduler knows all queries
-        in flight."""
+        """Returns whether something may be decided: the scheduler knows all queries in flight."""
         if self._state is _State.CALLED:
             self._unwanted = True  # it has not read its order yet, so nothing else can be ordered
             return False
@@ -174,18 +170,18 @@ class LoneQueries:
         try:
             claimed = self._claimed_arrivals.take_back(standing, self._term, self._lent, self._queries.ids)
         except BrokenOrdersError as error:
-            self._break(standing, worker, str(error))
-            return
-        if claimed is None:  # nothing ran
-            self._return()
+            self._break(standing, worker, error)
         else:
-            self._take_over(worker, claimed)
+            if claimed is None:  # nothing ran
+                self._return()
+            else:
+                self._take_over(worker, claimed)
 
-    def _break(self, standing: StandingOrders, worker: WorkerProcess, what: str) -> None:
+    def _break(self, standing: StandingOrders, worker: WorkerProcess, what: object) -> None:
         """Nothing in the memory can be believed. Once the worker is gone, the threads say what they wait for."""
         standing.close(self._term)
         self._state = _State.BROKEN
-        self._supervisor.kill_broken(worker, what)
+        self._supervisor.kill_broken(worker, str(what))
 
     def _take_over(self, worker: WorkerProcess, claimed: ClaimedQuery) -> None:
         """The query that runs is one in flight from here on."""
@@ -202,12 +198,8 @@ class LoneQueries:
         worker, standing = self._worker, self._standing
         if worker is None or standing is None:
             return None
-        if self._state is _State.CALLED:
-            if (end := worker.cell.take_end()) is not None:
-                if end.query == ATTEND:
-                    self._open(standing)
-                else:
-                    self._break(standing, worker, f"it was to attend, and ended {end}")
+        if self._state is _State.CALLED and (end := worker.cell.take_end()) is not None:
+            self._attends(standing, worker, end)
         elif self._state is _State.TAKEN_OVER and standing.ended(self._term):
             query, self._taken_over = self._taken_over, 0
             self._state, self._worker = _State.OWN, None
@@ -247,8 +239,8 @@ class LoneQueries:
             self._take_back_lent()
 
     def look(self, *, wanted: bool) -> None:
-        """Take the worker back where it is `wanted`, where it runs a query for long, which is watched only then, and
-        where orders are old."""
+        """Take the worker back where it is `wanted`, runs a query for long, which is watched only then, or orders are
+        old."""
         self._check_memory()
         claim = self._standing.running(self._term) if self._standing and self._state is _State.LENT else None
         takes_long = claim is not None and self._claimed_arrivals.takes_long(claim, self._lent)
@@ -256,14 +248,17 @@ class LoneQueries:
             self.take_back()
 
     def _check_memory(self) -> None:
-        if (standing := self._standing) is None:
+        if (standing := self._standing) is None or self._state is _State.BROKEN or not self._recall.is_over:
             return
-        if self._state is _State.LENT and standing.is_broken(self._term):
-            self._take_back_lent()
-        elif self._state is _State.OWN and self._recall.is_over and not standing.ended(self._term):
-            logger.error("a worker wrote nonsense into shared memory that none was lent")
-            standing.close(self._term)
-            self._recall.begin()
+        try:
+            standing.check()
+        except BrokenOrdersError as error:
+            if self._worker is not None:
+                self._break(standing, self._worker, error)
+            else:
+                logger.error("a worker wrote nonsense into shared memory, and none was lent: %s", error)
+                standing.close(self._term)
+                self._recall.begin()
 
     def worker_dies(self, worker: WorkerProcess) -> None:
         """The process is gone, or soon will be. What it runs becomes the engine's, which ends it then."""
@@ -274,22 +269,30 @@ class LoneQueries:
         """The process is gone."""
         self._lanes.tell_all()  # it may have told of an end, and not have woken the thread
         if worker is self._worker and self._standing is not None:
-            self._standing.close(self._term)
-            if self._state is _State.BROKEN:
+            if self._standing.close(self._term) or self._state is _State.BROKEN:
                 self._recall.begin()
             self._state, self._worker = _State.OWN, None
 
-    def _open(self, standing: StandingOrders) -> None:
+    def _attends(self, standing: StandingOrders, worker: WorkerProcess, end: BlockEnd) -> None:
+        """What was called answers: the orders are open, unless it is to be taken back."""
+        try:
+            if end.query != ATTEND:
+                raise BrokenOrdersError(f"it was to attend, and ended {end}")
+            if not self._unwanted:
+                standing.write([each.order for each in self._lent.values()])
+                standing.open(self._term)
+            elif standing.close(self._term):
+                raise BrokenOrdersError("its orders were opened by itself")
+        except BrokenOrdersError as error:
+            self._break(standing, worker, error)
+            return
         if self._unwanted:
-            standing.close(self._term)
             self._return()
-        else:
-            standing.write([each.order for each in self._lent.values()])
-            standing.open(self._term)
-            self._state = _State.LENT
-            for tenant in {tenant for tenant, _ in self._lent}:
-                self._lanes.refuse(tenant, 0)  # nobody decides about them, which would open the gate little by little
-            self._claimed_arrivals.hand_over(self._term, self._lent)
+            return
+        self._state = _State.LENT
+        for tenant in {tenant for tenant, _ in self._lent}:
+            self._lanes.refuse(tenant, 0)  # nobody decides about them, which would open the gate little by little
+        self._claimed_arrivals.hand_over(self._term, self._lent)
 
     def _return(self) -> None:
         worker, self._worker, self._state = self._worker, None, _State.OWN

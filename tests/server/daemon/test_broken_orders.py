@@ -48,6 +48,22 @@ def test_a_worker_that_writes_nonsense_costs_itself_alone(artifacts: Path, tmp_p
         assert "Traceback" not in log
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_nonsense_once_a_query_was_taken_over_costs_its_worker_alone(
+    artifacts: Path, tmp_path: Path, seed: int
+) -> None:
+    """Its end would not be heard: the worker writes it for orders that are withdrawn, and finds others."""
+    with serving(artifacts, tmp_path, hung_block_s=60.0, policy="veltair") as (daemon, client):
+        lend_spin(client)
+        long = Long(daemon, client)
+        until("it to be taken over", lambda: daemon.metric("veltair_workers", state="busy") == 1)
+        overwrite(daemon, slice(0, 4), seed)
+        Burst(client, list(range(20))).right()
+        long.call.cancel()
+        whole(daemon, client)
+        assert "nonsense into shared memory" in (tmp_path / "log").read_text()
+
+
 def test_nonsense_while_no_worker_is_lent_costs_nobody(artifacts: Path, tmp_path: Path) -> None:
     with serving(artifacts, tmp_path, policy="veltair") as (daemon, client):
         for seed in range(8):

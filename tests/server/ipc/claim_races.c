@@ -12,7 +12,7 @@
 enum { LANES = 3, TERMS = 1 << 15, COUNT_BYTES = 64 };
 
 uint64_t standing_orders_at(uint32_t lanes);
-void open_orders(uint8_t *memory, uint32_t term);
+int open_orders(uint8_t *memory, uint32_t before, uint32_t term);
 uint32_t withdraw_orders(uint8_t *memory, uint32_t lanes, uint32_t term);
 uint32_t orders_state(uint8_t *memory);
 uint32_t take_waiting(uint8_t *memory, uint32_t lanes, uint32_t term, standing_claim *to);
@@ -71,7 +71,7 @@ int main(int count, char **arguments) {
   while (atomic_load(&done) < LANES) {
     const uint32_t term = ++terms % TERMS;
     while (atomic_load(&attending) < terms) sched_yield();
-    open_orders(memory, term);
+    if (!open_orders(memory, (terms - 1) % TERMS, term)) return 1;
     for (uint64_t turn = terms * 7919 % 64; turn; turn--) sched_yield();
     const uint32_t state = withdraw_orders(memory, LANES, term);
     const uint32_t waiting = take_waiting(memory, LANES, term, taken);
