@@ -113,7 +113,7 @@ class StandingOrders:
         self._count_at = self._functions.standing_orders_at(lanes)
         self._orders_at = self._count_at + _COUNT_BYTES
         self._term = 0  # the engine: the last one that it opened or closed
-        self._left = self._closed  # and the state that it left; None: the term is open
+        self._left: int | None = self._closed  # and the state that it left; None: the term is open
 
     # The engine's side
 
@@ -271,6 +271,7 @@ def term_after(term: int) -> int:
 def _functions() -> Any:
     library = native_library("veltair.server.ipc._standing_orders")
     pointer, number, flag, time = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int, ctypes.c_int64
+    end_arguments = pointer, number, number, number, pointer, pointer, number, pointer, number, flag, time, time
     for name, result, *arguments in (
         ("standing_orders_bytes", ctypes.c_uint64, number),
         ("standing_orders_at", ctypes.c_uint64, number),
@@ -283,7 +284,7 @@ def _functions() -> Any:
         ("orders_state", number, pointer),
         ("begin_claims", None, pointer, number, pointer),
         ("next_claim", time, pointer, number, time),
-        ("end_claim_at", flag, pointer, *[number] * 3, *[pointer] * 2, number, pointer, number, flag, time, time),
+        ("end_claim_at", flag, *end_arguments),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, tuple(arguments)

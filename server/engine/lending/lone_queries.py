@@ -72,7 +72,7 @@ class LoneQueries:
         decide: Callable[[QueryRuns], None],
     ) -> None:
         """`descriptors`: None where nothing is lent. `tenants`: by number. `decide`: as the engine does it."""
-        self._standing = descriptors and StandingOrders(descriptors.standing, len(descriptors.wakes))
+        self._standing = StandingOrders(descriptors.standing, len(descriptors.wakes)) if descriptors else None
         self._tenants, self._arrivals, self._lanes = tenants, arrivals, lanes
         self._supervisor, self._queries = supervisor, queries
         self._decide = decide

@@ -22,7 +22,6 @@ from veltair.server.ipc.standing_orders import (
     MOST_ORDERS,
     NO_CLAIM,
     TERM_OVER,
-    BrokenOrdersError,
     Claim,
     StandingOrder,
     StandingOrders,
@@ -211,39 +210,6 @@ def test_as_many_wait_as_will_have_run_in_time(elapsed_ns: int, room: int) -> No
         standing.withdraw(term)
         assert len(standing.take_waiting(term)) == taken - 1
         standing.close(term)
-
-
-def test_a_state_that_nobody_wrote_is_noticed_whatever_the_engine_did_last() -> None:
-    standing, term = shared(), 7
-    standing.write(ORDERS)
-    nonsense = [0xFFFFFFFF, (term + 1) << 17 | 1, term << 17 | 0x1FFFC | 2, 3]
-
-    def notices(*also: int) -> None:
-        right = standing._functions.orders_state(standing.address)
-        for state in (*nonsense, *also):
-            standing._page[:4] = state.to_bytes(4, "little")
-            with pytest.raises(BrokenOrdersError, match=f"{state:#x}"):
-                standing.check()
-        standing._page[:4] = right.to_bytes(4, "little")
-        standing.check()
-
-    notices(1)  # before the first term
-    assert not standing.close(term - 1)
-    notices(term << 17 | 1)
-    standing._page[:4] = nonsense[0].to_bytes(4, "little")
-    with pytest.raises(BrokenOrdersError):
-        standing.open(term)
-    assert standing.close(term - 1)
-    standing.open(term)
-    notices()
-    claim = Claim(Caller(1, 100, lane=0, place=0), order=0, slot=0)
-    assert standing.ask(0, claim, LONG, samples=1)
-    standing.check()
-    assert standing.withdraw(term) == claim
-    notices(term << 17 | 1, term << 17 | 1 << 2 | 3)  # open once more, and another claim
-    position, cursors = standing.next_claim(term, patience_ns=0), standing.begin_claims()
-    assert standing.end(term, position, cursors, BlockEnd(1, 2, reported=True, begin_ns=0, end_ns=0), done=None)
-    notices(term << 17 | 1)
 
 
 def test_an_end_is_told_to_the_thread_that_claimed(done: DoneQueries) -> None:
