@@ -36,6 +36,9 @@ class Policy(ABC):
     # query from its arrival on.
     starts_unasked: ClassVar[bool] = False
 
+    # Whether a query that cannot be in time any more may be refused in its place.
+    refuses: ClassVar[bool] = False
+
     @abstractmethod
     def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:
         """None: nothing more to do until the next event."""

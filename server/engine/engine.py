@@ -66,8 +66,7 @@ class Engine:
         self._scheduler = settings.make_scheduler(profiles)
         self._log = open_event_log(configure, settings, tenants, profiles)
         self._front = front
-        self._ready = self._stopping = False
-        self._poll = select.epoll()
+        self._ready, self._stopping, self._poll = False, False, select.epoll()
         self._poll.register(front.fileno(), select.EPOLLIN)
         self._front_events = select.EPOLLIN
         shared = configure.lanes, configure.artifacts, configure.sandbox, configure.load_share
@@ -79,9 +78,10 @@ class Engine:
         self._arrivals = Arrivals(self._specs)
         deciding = Decisions(self._scheduler, self._queries.carry_out, self._log)
         self._decide, self._timings = deciding.decide, deciding.timings
-        lends = make_policy(configure.policy).starts_unasked and not self._log  # which has every query
         known = self._specs, self._arrivals, self._lanes, self._supervisor, self._queries, self._decide
-        self._lone = LoneQueries(configure.lanes if lends else None, *known)
+        policy = make_policy(configure.policy)
+        lends = policy.starts_unasked and not self._log  # which has every query
+        self._lone = LoneQueries(configure.lanes if lends else None, *known, refuses=policy.refuses)
         edge_timing = EdgeTiming(os.getppid(), self._specs, self._lanes.work, self._arrivals.taken, self._lone.work)
         served = ServedModels(self._specs, self._scheduler, self._arrivals, self._queries, self._decide)
         self._changes = ModelChanges(served, self._supervisor, opened, front.send)

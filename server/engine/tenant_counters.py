@@ -77,6 +77,11 @@ class TenantCounters:
         self.execute_ns += block.elapsed_ns
         self._count_blocks([block])
 
+    def count_late(self) -> None:
+        """Count a query that a worker refused, which was to run by a standing order."""
+        self.arrived += 1
+        self.rejected += 1
+
     def _count_blocks(self, blocks: Sequence[BlockRecord]) -> None:
         for block in blocks:
             self.block_versions[block.versions] += 1

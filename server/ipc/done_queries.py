@@ -33,7 +33,8 @@ DONE = np.dtype(  # a record of memory, as `done_queries.h` has it
         ("ended_ns", np.int64),
         ("next", np.uint32),
         ("unasked", np.uint32),
-        ("unused", np.uint32, 2),
+        ("refused", np.uint32),
+        ("unused", np.uint32),
     ]
 )
 

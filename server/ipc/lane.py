@@ -23,7 +23,7 @@ _LINE_WORDS = 16
 _QUERY_HEAD, _QUERY_TAIL, _END_HEAD, _END_TAIL = range(0, 4 * _LINE_WORDS, _LINE_WORDS)
 _RECALLS = _END_TAIL + 1
 _HEAD_BYTES = 8 * 4 * _LINE_WORDS
-# id, kind, tenant, slot, batch, arrival, deadline, priority level, traced, left, unused, begin, end, ended
+# id, kind, tenant, slot, batch, arrival, deadline, priority level, traced, left, refused, begin, end, ended
 _QUERY = struct.Struct("<Q4i2q4i3q")
 _END = struct.Struct("<QiiHHIq4q192s")  # id, tenant, slot, outcome, refusal, reason's bytes, execute, stamps, reason
 _REASON_BYTES = 192
@@ -53,7 +53,7 @@ def create_lanes(lanes: int, records: int) -> int:
 
 
 class QueryRan(NamedTuple):
-    """A query has run by a standing order, and has been answered: `QueryRan(7, 0, 3, 1, 100, False, 110, 130, 140)`."""
+    """A query has been claimed, and answered: `QueryRan(7, 0, 3, 1, 100, False, False, 110, 130, 140)`."""
 
     query: int
     tenant: int  # TenantSpec.number
@@ -61,6 +61,7 @@ class QueryRan(NamedTuple):
     batch: int
     arrival_ns: int
     left: bool  # nobody waited for it any more
+    refused: bool  # it did not run, since it would have begun late
     begin_ns: int
     end_ns: int
     ended_ns: int  # when the front was told
@@ -102,14 +103,14 @@ class Lane:
             offset = self._queries + (at & mask) * _QUERY.size
             query, kind, tenant, slot, batch, arrival_ns, *how = _QUERY.unpack_from(self._memory, offset)
             words[_QUERY_HEAD] = at + 1
-            deadline_ns, level, traced, left, _, *stamps = how
+            deadline_ns, level, traced, left, refused, *stamps = how
             if kind in (_INFER, _HELD):
                 infer = InferQuery(query, tenant, slot, batch, arrival_ns, deadline_ns or None, bool(traced), level)
                 yield infer if kind == _INFER else QueryHeld(infer)
             elif kind == _ALL:
                 yield QueryHeld(None)
             elif kind == _RAN:
-                yield QueryRan(query, tenant, slot, batch, arrival_ns, bool(left), *stamps)
+                yield QueryRan(query, tenant, slot, batch, arrival_ns, bool(left), bool(refused), *stamps)
             else:
                 yield AbortQuery(query)
 
@@ -146,9 +147,9 @@ class Lane:
         if isinstance(message, AbortQuery):
             _QUERY.pack_into(self._memory, offset, message.query, _ABORT, *[0] * 12)
         elif isinstance(message, QueryRan):
-            query, tenant, slot, batch, arrival_ns, left, *stamps = message
+            query, tenant, slot, batch, arrival_ns, left, refused, *stamps = message
             where = query, _RAN, tenant, slot, batch
-            _QUERY.pack_into(self._memory, offset, *where, arrival_ns, 0, 0, 0, left, 0, *stamps)
+            _QUERY.pack_into(self._memory, offset, *where, arrival_ns, 0, 0, 0, left, refused, *stamps)
         else:
             _QUERY.pack_into(
                 self._memory,

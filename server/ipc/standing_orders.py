@@ -41,15 +41,15 @@ from veltair.server.ipc.done_queries import Caller, DoneQueries
 from veltair.server.ipc.worker_cell import pack_cores, unpack_cores
 from veltair.types import DEFAULT_PRIORITY_LEVEL, CoreSet
 
-MOST_ORDERS, MOST_LAYERS, MOST_RINGS = 16, 220, 65
+MOST_ORDERS, MOST_LAYERS, MOST_RINGS = 16, 219, 65
 CLAIMS = 256  # places of a ring
 _TERM, _TERMS, _POSITION, _WHAT = 17, 1 << 15, 2, 3
 _CLOSED, _OPEN, _CLAIMED, _WITHDRAWN = range(4)  # the lowest two bits of the state
 _RUNS = (_CLAIMED, _WITHDRAWN)
 _COUNT_BYTES, _ORDER_BYTES = 64, 1024
 _CLAIM = Struct("<QqIIIIqqi12x")  # query, when it was sent, lane, place, order, slot, arrival, deadline, priority level
-_COUNT, _ORDER = Struct("<I"), Struct("<iiII128s")
-_END_AT, _END = 128, Struct("<IIqqq")
+_COUNT, _ORDER = Struct("<I"), Struct("<iiIII128s")
+_END_AT, _END = 128, Struct("<IIIIqqq")
 NO_CLAIM, TERM_OVER = -1, -2  # in place of a claim's position
 
 
@@ -64,7 +64,10 @@ class StandingOrder(msgspec.Struct, frozen=True):
     samples: int
     versions: tuple[int, ...]  # of each layer
     cores: CoreSet
-    wait_ns: int = 0  # for others of its ring, behind one that runs; 0: it runs at once or not at all
+    wait_ns: int = 0  # what the claims of its tenant together may take; 0: it runs at once or not at all
+    late_us: int = (
+        0  # one that others wait for is refused where it would begin later; so is one without room; 0: none is
+    )
 
 
 class Claim(NamedTuple):
@@ -122,7 +125,7 @@ class StandingOrders:
         for number, order in enumerate(orders):
             at = self._orders_at + number * _ORDER_BYTES
             layers = len(order.versions)
-            what = order.tenant, order.samples, layers, order.wait_ns
+            what = order.tenant, order.samples, layers, order.wait_ns, order.late_us
             _ORDER.pack_into(self._page, at, *what, pack_cores(order.cores))
             versions = np.array(order.versions, "<u4").tobytes()
             self._page[at + _ORDER.size : at + _ORDER.size + len(versions)] = versions
@@ -168,7 +171,7 @@ class StandingOrders:
 
     def end_of(self, query: int) -> BlockEnd:
         """How the query ended with which the last term has ended."""
-        stop, reported, *times = _END.unpack_from(self._page, _END_AT)
+        stop, reported, _, _, *times = _END.unpack_from(self._page, _END_AT)
         return BlockEnd(query, stop, bool(reported), *times)
 
     def check(self) -> None:
@@ -220,9 +223,9 @@ class StandingOrders:
     def order(self, number: int) -> StandingOrder:
         """One of those that were written."""
         at = self._orders_at + number * _ORDER_BYTES
-        tenant, samples, layers, wait_ns, cores = _ORDER.unpack_from(self._page, at)
+        tenant, samples, layers, *waits, cores = _ORDER.unpack_from(self._page, at)
         versions = unpack_from(f"<{layers}I", self._page, at + _ORDER.size)
-        return StandingOrder(tenant, samples, versions, unpack_cores(cores), wait_ns)
+        return StandingOrder(tenant, samples, versions, unpack_cores(cores), *waits)
 
     def orders(self) -> list[StandingOrder]:
         """All that were written, while they are open."""
@@ -236,8 +239,8 @@ class StandingOrders:
         told; None: the engine tells. Returns whether the term has ended with it: then the engine waits for the bell."""
         memory, _, places, wakes = (None, 0, 0, None) if done is None else done.memory
         where = self.address, self.lanes, term, position, cursors, memory, places, wakes
-        how = end.stop, end.reported, end.begin_ns, end.end_ns
-        return bool(self._functions.end_claim_at(*where, *how))
+        how = _END.pack(end.stop, end.reported, 0, 0, end.begin_ns, end.end_ns, 0)
+        return bool(self._functions.end_claim_at(*where, how))
 
     # The I/O threads' side, as they do it; the engine's, too, for queries that had to wait until it had lent a worker
 
@@ -271,7 +274,7 @@ def term_after(term: int) -> int:
 def _functions() -> Any:
     library = native_library("veltair.server.ipc._standing_orders")
     pointer, number, flag, time = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int, ctypes.c_int64
-    end_arguments = pointer, number, number, number, pointer, pointer, number, pointer, number, flag, time, time
+    end_arguments = pointer, number, number, number, pointer, pointer, number, pointer, ctypes.c_char_p
     for name, result, *arguments in (
         ("standing_orders_bytes", ctypes.c_uint64, number),
         ("standing_orders_at", ctypes.c_uint64, number),

@@ -17,7 +17,8 @@ typedef struct {
   int64_t taken_ns, begin_ns, end_ns, ended_ns; /* stages.EngineStamps */
   uint32_t next;                                /* the place of the next in the list, plus one; 0: none */
   uint32_t unasked;                             /* it ran without the engine (standing_orders.h) */
-  uint32_t unused[2];
+  uint32_t refused;                             /* it did not run, since it would have begun late */
+  uint32_t unused;
 } done_query; /* 64 bytes */
 
 /* Who waits for a query, from the engine by way of its worker. */

@@ -22,7 +22,8 @@ typedef struct {
   uint64_t query;
   int32_t kind, tenant, slot, batch;
   int64_t arrival_ns, deadline_ns; /* CLOCK_MONOTONIC; a deadline of 0: none */
-  int32_t priority_level, traced, left, unused; /* nobody waited any more for what ran */
+  int32_t priority_level, traced;
+  int32_t left, refused; /* nobody waited any more for what ran; it did not, since it would have begun late */
   int64_t begin_ns, end_ns, ended_ns; /* of what ran: stages.EngineStamps */
 } lane_query; /* 80 bytes: front to engine */
 

@@ -130,10 +130,10 @@ static void notify(const engine_link *link) {
 enum { LOOK_NS = 20000000 };
 
 /* Has a worker run it without the engine where that allows it. */
-static bool order(io_thread *thread, const query *q) {
+static enum claimed order(io_thread *thread, const query *q) {
   const engine_link *link = thread->link;
   const lane *to = &link->lanes[thread->index];
-  if (q->trace.sampled || lane_unread(to) > to->records / 2) return false;
+  if (q->trace.sampled || lane_unread(to) > to->records / 2) return ENGINE_DECIDES;
   const caller of = {.query = q->id, .taken_ns = q->submitted_ns, .lane = (uint32_t)thread->index,
                      .place = (uint32_t)(q->plan->tenant * link->slots + q->slot)};
   const standing_claim wanted = {.caller = of, .slot = (uint32_t)q->slot, .arrival_ns = q->arrival_ns,
@@ -141,7 +141,7 @@ static bool order(io_thread *thread, const query *q) {
   const enum claimed claimed = standing_orders_claim(link->standing, link->done.lanes, wanted.caller.lane, &wanted,
                                                      q->plan->tenant, q->plan->batch);
   if (claimed == CLAIM_WAITS && thread->next_look_ns == INT64_MAX) thread->next_look_ns = now_ns() + LOOK_NS;
-  return claimed != ENGINE_DECIDES;
+  return claimed;
 }
 
 /* The engine reads it when it wakes for something else; it has other things to do than to hear of each by itself. */
@@ -149,6 +149,7 @@ static void report_ran(io_thread *thread, const query *q, const lane_end *end) {
   lane *to = &thread->link->lanes[thread->index];
   const lane_query record = {.query = q->id, .kind = LANE_RAN, .tenant = q->plan->tenant, .slot = q->slot,
                              .batch = q->plan->batch, .arrival_ns = q->arrival_ns, .left = !q->asker,
+                             .refused = end->outcome == REJECTED,
                              .begin_ns = end->begin_ns, .end_ns = end->end_ns, .ended_ns = end->ended_ns};
   lane_push(to, &record); /* there was room for half of all records when it began, and others are as many as slots at most */
   if (lane_unread(to) > to->records / 4) notify(thread->link);
@@ -161,11 +162,13 @@ static lane_query record_of(const query *q, int32_t kind) {
                       .priority_level = q->plan->priority_level, .traced = q->trace.sampled};
 }
 
-static bool submit(asker *from, plan *plan, const request *request, int32_t slot, int64_t deadline_ns) {
+enum submitted { NOT_SUBMITTED, SUBMITTED, NO_ROOM };
+
+static enum submitted submit(asker *from, plan *plan, const request *request, int32_t slot, int64_t deadline_ns) {
   io_thread *thread = from->connection->thread;
   engine_link *link = thread->link;
   query *q = malloc(sizeof *q + request->id_bytes);
-  if (!q) return false;
+  if (!q) return NOT_SUBMITTED;
   *q = (query){.asker = from, .plan = plan, .slot = slot, .arrival_ns = from->arrival_ns, .deadline_ns = deadline_ns};
   q->id = from->trace.query = atomic_fetch_add(&thread->wire->next_query, 1);
   q->trace = from->trace;
@@ -173,10 +176,11 @@ static bool submit(asker *from, plan *plan, const request *request, int32_t slot
   if (q->id_bytes) memcpy(q->request_id, request->id, q->id_bytes);
   q->submitted_ns = now_ns();
   const lane_query record = record_of(q, LANE_INFER);
-  const bool ordered = order(thread, q);
-  if (!ordered && !lane_push(&link->lanes[thread->index], &record)) {
+  const enum claimed claimed = order(thread, q);
+  const bool ordered = claimed != ENGINE_DECIDES;
+  if (claimed == CLAIM_REFUSED || (!ordered && !lane_push(&link->lanes[thread->index], &record))) {
     free(q);
-    return false;
+    return ordered ? NO_ROOM : NOT_SUBMITTED;
   }
   q->next = thread->queries;
   if (q->next) q->next->previous = q;
@@ -185,7 +189,7 @@ static bool submit(asker *from, plan *plan, const request *request, int32_t slot
   if (deadline_ns && deadline_ns < thread->next_deadline_ns) thread->next_deadline_ns = deadline_ns;
   from->query = q;
   if (!ordered) notify(link);
-  return true;
+  return SUBMITTED;
 }
 
 void query_name_caller(const connection *on, plan_key *key, const uint8_t *authorization, size_t size) {
@@ -249,12 +253,14 @@ bool query_begin(asker *from, const request *request) {
       handled = false; /* Python knows by which number the tenant is served now */
     } else if (slot < 0) {
       refuse(from, plan, request->id, request->id_bytes, why_no_slot(slot));
-    } else if (from->connection->protocol->fill(plan, request, slot_of(link, plan->tenant, slot)) &&
-               submit(from, plan, request, slot, deadline_ns)) {
-      return true; /* the query has the reference */
     } else {
+      enum submitted submitted = NOT_SUBMITTED;
+      if (from->connection->protocol->fill(plan, request, slot_of(link, plan->tenant, slot)))
+        submitted = submit(from, plan, request, slot, deadline_ns);
+      if (submitted == SUBMITTED) return true; /* the query has the reference */
+      if (submitted == NO_ROOM) refuse(from, plan, request->id, request->id_bytes, OVERLOAD);
       slots_give_back(link->free, plan->tenant, slot);
-      handled = false;
+      handled = submitted == NO_ROOM;
     }
   }
   plan_release(plan);
@@ -347,7 +353,8 @@ static void end_done(io_thread *thread) {
     const int32_t place = (int32_t)next - 1;
     const done_query done = *done_queries_at(&link->done, next - 1); /* its slot may get another query */
     next = done.next;
-    const lane_end end = {.query = done.query, .tenant = place / link->slots, .slot = place % link->slots, .outcome = DONE,
+    const lane_end end = {.query = done.query, .tenant = place / link->slots, .slot = place % link->slots,
+                          .outcome = done.refused ? REJECTED : DONE, .refusal = OVERLOAD,
                           .execute_ns = done.execute_ns, .taken_ns = done.taken_ns, .begin_ns = done.begin_ns,
                           .end_ns = done.end_ns, .ended_ns = done.ended_ns};
     end_query(thread, &end, done.unasked);

@@ -13,20 +13,12 @@
 #define SECOND INT64_C(1000000000)
 enum { LINE = 128, COUNT_BYTES = 64, TERM = 17 /* bits below it */, POSITION = 2, WHAT = (1 << POSITION) - 1 };
 
-/* `pushed` counts those that were ever put in; a mark says in which term its place waits or runs. Who puts claims in
- * keeps of each tenant, named by its first order, how many it put in this term, and what `pushed` was at the last ones. */
+/* `pushed` counts those that were ever put in; a mark says in which term its place waits or runs. */
 typedef struct {
   _Alignas(LINE) _Atomic uint32_t pushed;
   _Alignas(LINE) _Atomic uint32_t mark[CLAIMS];
   standing_claim claim[CLAIMS];
-  uint32_t term, count[MOST_STANDING], number[MOST_STANDING][CLAIMS];
 } ring;
-
-/* What became of the last claim. */
-typedef struct {
-  uint32_t stop, reported;
-  int64_t begin_ns, end_ns, told_ns;
-} claim_end;
 
 static _Atomic uint32_t *state_of(uint8_t *memory) { return (_Atomic uint32_t *)(void *)memory; }
 
@@ -38,12 +30,19 @@ static _Atomic uint32_t *each_of(uint8_t *memory) { return (_Atomic uint32_t *)(
 /* How often the worker has opened the state. */
 static uint32_t *openings_of(uint8_t *memory) { return (uint32_t *)(void *)(memory + LINE + LINE / 2) + 1; }
 
-static ring *ring_of(uint8_t *memory, uint32_t number) { return (ring *)(void *)(memory + 2 * LINE) + number; }
+/* How many claims of a tenant wait or run, by its first order. */
+static _Atomic int32_t *held_of(uint8_t *memory) { return (_Atomic int32_t *)(void *)(memory + 2 * LINE); }
+
+static ring *ring_of(uint8_t *memory, uint32_t number) { return (ring *)(void *)(memory + 3 * LINE) + number; }
 
 /* The I/O threads', and the engine's behind them. */
 static uint32_t rings(uint32_t lanes) { return lanes + 1; }
 
-static uint64_t orders_at(uint32_t lanes) { return 2 * LINE + (uint64_t)rings(lanes) * sizeof(ring); }
+static uint64_t orders_at(uint32_t lanes) { return 3 * LINE + (uint64_t)rings(lanes) * sizeof(ring); }
+
+static const standing_order *orders_of(uint8_t *memory, uint32_t lanes) {
+  return (const standing_order *)(const void *)(memory + orders_at(lanes) + COUNT_BYTES);
+}
 
 static uint32_t what(uint32_t state) { return state & WHAT; }
 
@@ -76,55 +75,40 @@ static uint32_t order_for(const standing_order *orders, uint32_t count, int32_t 
   return count;
 }
 
-/* Of the tenants whose claims wait: how many there are. */
-static uint32_t waiting_tenants(const standing_order *orders, uint32_t count) {
-  uint32_t tenants = 0;
-  for (uint32_t i = 0; i < count; i++) {
-    if (!orders[i].wait_ns) continue;
-    uint32_t before = 0;
-    while (before < i && (orders[before].tenant != orders[i].tenant || !orders[before].wait_ns)) before++;
-    tenants += before == i;
-  }
-  return tenants;
-}
-
 static uint32_t first_order(const standing_order *orders, uint32_t order) {
   for (uint32_t i = 0; i < order; i++)
     if (orders[i].tenant == orders[order].tenant) return i;
   return order;
 }
 
-/* Whether fewer than so many of the tenant's claims wait or run. */
-static bool tenant_has_room(const ring *own, uint32_t term, uint32_t tenant, uint32_t most) {
-  const uint32_t count = own->term == term ? own->count[tenant] : 0;
-  if (count < most) return true;
-  const uint32_t number = own->number[tenant][(count - most) % CLAIMS];
-  return own->pushed - number >= CLAIMS || own->mark[number % CLAIMS] != marked(term);
+/* Whether the tenant may have one more claim, of so long each. None fills the line for others: it may take its own part,
+ * and what is left of the first half of all. */
+static bool has_room(uint8_t *memory, const standing_order *orders, uint32_t count, uint32_t order, uint32_t each_ns) {
+  const uint32_t first = first_order(orders, order);
+  int64_t all_ns = 0, all = 0;
+  for (uint32_t i = 0; i < count; i++) {
+    if (!orders[i].wait_ns || first_order(orders, i) != i) continue;
+    all_ns += orders[i].wait_ns;
+    all += atomic_load_explicit(&held_of(memory)[i], memory_order_relaxed);
+  }
+  const int64_t own = atomic_load_explicit(&held_of(memory)[first], memory_order_relaxed);
+  return own < orders[order].wait_ns / each_ns || all < all_ns / each_ns / 2;
 }
 
-static void note_claim(ring *own, uint32_t term, uint32_t tenant) {
-  if (own->term != term) memset(own->count, 0, sizeof own->count);
-  own->term = term;
-  own->number[tenant][own->count[tenant]++ % CLAIMS] = own->pushed;
-}
-
-/* Whether this query may take the next place. A claim may wait only behind one that is as short. */
-static bool may_claim(uint8_t *memory, uint32_t lanes, uint32_t from, uint32_t found, const standing_order *orders,
-                      uint32_t count, uint32_t order, int32_t priority_level) {
+/* What becomes of this query, as far as it can be foreseen. A claim may wait only behind one that is as short. */
+static enum claimed foresee(uint8_t *memory, uint32_t lanes, uint32_t from, uint32_t found, const standing_order *orders,
+                            uint32_t count, uint32_t order, int32_t priority_level) {
   const ring *const own = ring_of(memory, from);
   const uint32_t mark = marked(found >> TERM), pushed = own->pushed;
-  if (what(found) == STANDING_OPEN) return own->mark[pushed % CLAIMS] != mark;
-  if (priority_level != DEFAULT_PRIORITY_LEVEL) return false;
-  const uint32_t each_ns = atomic_load_explicit(each_of(memory), memory_order_relaxed);
-  uint32_t most = orders[order].wait_ns / (each_ns + 1);
-  if (from == lanes) most *= 2; /* the engine's ring is for all threads */
-  if (most > MOST_CLAIMS_WAITING) most = MOST_CLAIMS_WAITING;
-  if (!most || own->mark[(pushed - most) % CLAIMS] == mark) return false;
-  /* Tenants that wait for each other have equal weights, and equal parts of the room: none fills it for the others. */
-  const uint32_t tenants = waiting_tenants(orders, count), part = tenants > 1 && most > tenants ? most / tenants : most;
-  if (tenants > 1 && !tenant_has_room(own, found >> TERM, first_order(orders, order), part)) return false;
+  if (what(found) == STANDING_OPEN) return own->mark[pushed % CLAIMS] == mark ? ENGINE_DECIDES : CLAIM_RUNS;
   const standing_claim *const runs = claim_at(memory, lanes, position_of(found));
-  return runs && runs->order < count && orders[runs->order].wait_ns;
+  const uint32_t each_ns = atomic_load_explicit(each_of(memory), memory_order_relaxed);
+  if (priority_level != DEFAULT_PRIORITY_LEVEL || !runs || runs->order >= count || !orders[runs->order].wait_ns ||
+      orders[order].wait_ns <= each_ns)
+    return ENGINE_DECIDES;
+  if (own->mark[(pushed - MOST_CLAIMS_WAITING) % CLAIMS] != mark && has_room(memory, orders, count, order, each_ns + 1))
+    return CLAIM_WAITS;
+  return orders[order].late_us ? CLAIM_REFUSED : ENGINE_DECIDES;
 }
 
 enum claimed standing_orders_claim(uint8_t *memory, uint32_t lanes, uint32_t from, const standing_claim *wanted,
@@ -134,16 +118,19 @@ enum claimed standing_orders_claim(uint8_t *memory, uint32_t lanes, uint32_t fro
   const uint32_t term = found >> TERM;
   if (what(found) == STANDING_CLOSED || what(found) == STANDING_WITHDRAWN || from >= rings(lanes)) return ENGINE_DECIDES;
   const uint8_t *const at = memory + orders_at(lanes);
-  const standing_order *const orders = (const standing_order *)(const void *)(at + COUNT_BYTES);
+  const standing_order *const orders = orders_of(memory, lanes);
   uint32_t count = *(const uint32_t *)(const void *)at;
   if (count > MOST_STANDING) count = MOST_STANDING;
   const uint32_t order = order_for(orders, count, tenant, samples);
   ring *const own = ring_of(memory, from);
-  if (order == count || !may_claim(memory, lanes, from, found, orders, count, order, wanted->priority_level)) return ENGINE_DECIDES;
+  if (order == count) return ENGINE_DECIDES;
+  const enum claimed foreseen = foresee(memory, lanes, from, found, orders, count, order, wanted->priority_level);
+  if (foreseen == ENGINE_DECIDES || foreseen == CLAIM_REFUSED) return foreseen;
+  _Atomic int32_t *const held = &held_of(memory)[first_order(orders, order)];
   const uint32_t place = own->pushed % CLAIMS, position = from * CLAIMS + place;
   own->claim[place] = *wanted;
   own->claim[place].order = order;
-  note_claim(own, term, first_order(orders, order));
+  atomic_fetch_add(held, 1);
   atomic_store(&own->mark[place], marked(term));
   atomic_store(&own->pushed, own->pushed + 1);
   /* Either the worker finds the claim when it has opened the state, or this thread finds it open. */
@@ -158,18 +145,22 @@ enum claimed standing_orders_claim(uint8_t *memory, uint32_t lanes, uint32_t fro
   if (found == state_with(term, STANDING_WITHDRAWN, position)) return CLAIM_RUNS;
   /* The term is over: the claim is this thread's again, or somebody has found it. Its place stays empty. */
   uint32_t mark = marked(term);
-  return atomic_compare_exchange_strong(&own->mark[place], &mark, 0) ? ENGINE_DECIDES : CLAIM_WAITS;
+  if (!atomic_compare_exchange_strong(&own->mark[place], &mark, 0)) return CLAIM_WAITS;
+  atomic_fetch_sub(held, 1);
+  return ENGINE_DECIDES;
 }
 
 /* The engine, by its ring, and tests, which are the I/O threads. */
 EXPORT int claim_order(uint8_t *memory, uint32_t lanes, uint32_t from, const standing_claim *wanted, int32_t tenant,
                        int32_t samples) {
-  return standing_orders_claim(memory, lanes, from, wanted, tenant, samples) != ENGINE_DECIDES;
+  const enum claimed claimed = standing_orders_claim(memory, lanes, from, wanted, tenant, samples);
+  return claimed == CLAIM_RUNS || claimed == CLAIM_WAITS;
 }
 
 /* The engine: the worker of this term attends, and queries may come. Returns false where the one before has not ended. */
 EXPORT int open_orders(uint8_t *memory, uint32_t before, uint32_t term) {
   uint32_t closed = state_with(before, STANDING_CLOSED, 0);
+  for (uint32_t i = 0; i < MOST_STANDING; i++) atomic_store(&held_of(memory)[i], 0);
   return atomic_compare_exchange_strong(state_of(memory), &closed, state_with(term, STANDING_OPEN, 0));
 }
 
@@ -263,6 +254,18 @@ static int64_t waiting_after(uint8_t *memory, uint32_t lanes, uint32_t term, uin
   return NO_CLAIM;
 }
 
+bool others_wait(uint8_t *memory) {
+  int64_t held = 0;
+  for (uint32_t i = 0; i < MOST_STANDING; i++) held += atomic_load_explicit(&held_of(memory)[i], memory_order_relaxed);
+  return held > 1;
+}
+
+static void note_each(uint8_t *memory, int64_t elapsed_ns) {
+  const uint32_t each_ns = atomic_load_explicit(each_of(memory), memory_order_relaxed), step = each_ns / 32 + 1;
+  const uint32_t now_ns = elapsed_ns > each_ns ? each_ns + step : each_ns > step ? each_ns - step : 0;
+  atomic_store_explicit(each_of(memory), now_ns, memory_order_relaxed);
+}
+
 /* The worker: this claim has ended, and the next one that waits is to run, or another may come. `done`: whose thread is
  * told, and woken with `wakes` as in report_done; NULL: that is the engine's to do. Returns whether the term has ended
  * with it.
@@ -270,24 +273,25 @@ static int64_t waiting_after(uint8_t *memory, uint32_t lanes, uint32_t term, uin
  * The query is in the list first, so that it is told of even if this worker is killed; then the next one may be claimed,
  * since a client may send it as soon as it has its answer. */
 int end_claim(uint8_t *memory, uint32_t term, uint32_t position, uint32_t *cursors, const done_queries *done,
-              const int32_t *wakes, uint32_t stop, int reported, int64_t begin_ns, int64_t end_ns) {
+              const int32_t *wakes, const claim_end *how) {
   _Atomic uint32_t *const state = state_of(memory);
   const uint32_t lanes = done->lanes, last = position / CLAIMS;
   const uint32_t open = state_with(term, STANDING_OPEN, ++*openings_of(memory) % (1u << (TERM - POSITION)));
-  const caller of = claim_at(memory, lanes, position)->caller;
+  const standing_claim *const claim = claim_at(memory, lanes, position);
+  const caller of = claim->caller;
   bool tells = wakes;
   uint32_t found = state_with(term, STANDING_CLAIMED, position);
-  int64_t told_ns = 0;
+  claim_end end = *how;
   if (tells) {
-    done_query times = done_now(begin_ns, end_ns - begin_ns, end_ns);
+    done_query times = done_now(end.begin_ns, end.end_ns - end.begin_ns, end.end_ns);
     times.unasked = atomic_load(state) == found;
+    times.refused = end.refused;
     tells = done_queries_put(done, &of, &times);
-    told_ns = times.ended_ns;
+    end.told_ns = times.ended_ns;
   }
-  const uint32_t each_ns = atomic_load_explicit(each_of(memory), memory_order_relaxed), step = each_ns / 32 + 1;
-  const uint32_t now_ns = end_ns - begin_ns > each_ns ? each_ns + step : each_ns > step ? each_ns - step : 0;
-  atomic_store_explicit(each_of(memory), now_ns, memory_order_relaxed);
-  *end_of(memory) = (claim_end){stop, (uint32_t)reported, begin_ns, end_ns, told_ns};
+  if (!end.refused) note_each(memory, end.end_ns - end.begin_ns);
+  *end_of(memory) = end;
+  if (claim->order < MOST_STANDING) atomic_fetch_sub(&held_of(memory)[first_order(orders_of(memory, lanes), claim->order)], 1);
   atomic_store(&ring_of(memory, last)->mark[position % CLAIMS], 0);
   int64_t next = waiting_after(memory, lanes, term, last, cursors);
   bool over = !atomic_compare_exchange_strong(
@@ -307,8 +311,7 @@ int end_claim(uint8_t *memory, uint32_t term, uint32_t position, uint32_t *curso
 
 /* The same, for Python. */
 EXPORT int end_claim_at(uint8_t *memory, uint32_t lanes, uint32_t term, uint32_t position, uint32_t *cursors, uint8_t *done,
-                        uint32_t places, const int32_t *wakes, uint32_t stop, int reported, int64_t begin_ns,
-                        int64_t end_ns) {
+                        uint32_t places, const int32_t *wakes, const claim_end *how) {
   const done_queries to = {done, lanes, places};
-  return end_claim(memory, term, position, cursors, &to, wakes, stop, reported, begin_ns, end_ns);
+  return end_claim(memory, term, position, cursors, &to, wakes, how);
 }

@@ -12,7 +12,7 @@
 
 #include "done_queries.h"
 
-enum { MOST_STANDING = 16, STANDING_VERSIONS = 220, MOST_RINGS = 65 };
+enum { MOST_STANDING = 16, STANDING_VERSIONS = 219, MOST_RINGS = 65 };
 
 /* CLAIMS: places of a ring. At most MOST_CLAIMS_WAITING may wait, so that the place of a claim which has ended is not filled while
  * anybody may still look at it. */
@@ -37,7 +37,8 @@ typedef struct {
 typedef struct {
   int32_t tenant, samples;
   uint32_t layers;
-  uint32_t wait_ns;                     /* for others of its ring, behind one that runs; 0: it runs at once or not at all */
+  uint32_t wait_ns;                     /* what its tenant's claims together may take; 0: it runs at once or not at all */
+  uint32_t late_us;                     /* one that others wait for is refused where it would begin later after its arrival; 0: none is */
   uint8_t cores[128];                   /* as in a worker's cell */
   uint32_t versions[STANDING_VERSIONS]; /* of each layer */
 } standing_order; /* 1,024 bytes */
@@ -45,18 +46,25 @@ typedef struct {
 uint64_t standing_orders_bytes(uint32_t lanes);
 
 /* What becomes of a query. */
-enum claimed { ENGINE_DECIDES, CLAIM_RUNS, CLAIM_WAITS };
+enum claimed { ENGINE_DECIDES, CLAIM_RUNS, CLAIM_WAITS, CLAIM_REFUSED /* too many wait: it would begin late */ };
 
 /* The I/O thread, by its own ring: a worker runs this query, of so many samples of a tenant, without a decision, if it
  * may. `wanted` has no order yet. */
 enum claimed standing_orders_claim(uint8_t *memory, uint32_t lanes, uint32_t from, const standing_claim *wanted,
                                    int32_t tenant, int32_t samples);
 
+/* What became of the last claim. */
+typedef struct {
+  uint32_t stop, reported, refused /* it would have begun late */, unused;
+  int64_t begin_ns, end_ns, told_ns;
+} claim_end;
+
 /* The worker's end; standing_orders.c describes each. */
 enum { NO_CLAIM = -1, TERM_OVER = -2 };
 const standing_claim *claim_at(uint8_t *memory, uint32_t lanes, uint32_t position);
 int64_t next_claim(uint8_t *memory, uint32_t term, int64_t patience_ns);
+bool others_wait(uint8_t *memory); /* besides the claim that runs */
 int end_claim(uint8_t *memory, uint32_t term, uint32_t position, uint32_t *cursors, const done_queries *done,
-              const int32_t *wakes, uint32_t stop, int reported, int64_t begin_ns, int64_t end_ns);
+              const int32_t *wakes, const claim_end *how);
 
 #endif

@@ -12,6 +12,7 @@ typedef struct {
   const int32_t *rows;
   int64_t layers;
   int64_t core_set, crowded_core_set; /* their numbers: where it runs, and where while claims come fast */
+  int64_t late_ns;                    /* one that others wait for is refused where it would begin later; 0: none is */
 } prepared_claim;
 
 typedef int runner(void *self, const ffi_any *arguments, int32_t count, ffi_any *result); /* block_runner.c: run */
@@ -91,15 +92,22 @@ FFI_EXPORT(attend) {
       return 0;
     }
     note_pace(loop, loop->begin_ns);
+    if (block->late_ns && loop->begin_ns - claim->arrival_ns > block->late_ns && others_wait(loop->standing)) {
+      const claim_end late = {.refused = 1, .begin_ns = loop->begin_ns, .end_ns = loop->begin_ns};
+      if (end_claim(loop->standing, loop->term, loop->position, loop->cursors, &done, loop->wakes, &late)) {
+        *result = number(ENDED);
+        return 0;
+      }
+      continue;
+    }
     const int failed = run_claim(loop, block);
     if (failed) return failed;
     if (loop->layer < block->layers) {
       *result = number(STOPPED);
       return 0;
     }
-    const int64_t end_ns = now_ns();
-    if (end_claim(loop->standing, loop->term, loop->position, loop->cursors, &done, loop->wakes, (uint32_t)loop->layer, 0,
-                  loop->begin_ns, end_ns)) {
+    const claim_end end = {.stop = (uint32_t)loop->layer, .begin_ns = loop->begin_ns, .end_ns = now_ns()};
+    if (end_claim(loop->standing, loop->term, loop->position, loop->cursors, &done, loop->wakes, &end)) {
       *result = number(ENDED);
       return 0;
     }

@@ -30,6 +30,7 @@ _PREPARED = np.dtype(
         ("layers", np.int64),
         ("core_set", np.int64),
         ("crowded_core_set", np.int64),
+        ("late_ns", np.int64),
     ]
 )
 
@@ -198,7 +199,7 @@ class LentWorker:
                 self._runs.move_to(crowded_cores if loop.crowded else order.cores)
                 if number not in self._blocks:
                     key = BlockKey(order.tenant, 0, claim.slot, order.samples, order.versions)
-                    self._prepare(number, self._runs.block(pack_key(key)), order.cores, crowded_cores)
+                    self._prepare(number, self._runs.block(pack_key(key)), order, crowded_cores)
                 return False  # the loop finds it again
             block = self._blocks[number]
             stop, reported = self._runs.resume(query, block, loop.layer)
@@ -209,9 +210,10 @@ class LentWorker:
         end = BlockEnd(query, stop, reported, loop.begin_ns, time.monotonic_ns())
         return self._standing.end(loop.term, loop.position, loop.cursors, end, done)
 
-    def _prepare(self, number: int, block: BoundBlock, *cores: CoreSet) -> None:
+    def _prepare(self, number: int, block: BoundBlock, order: StandingOrder, crowded_cores: CoreSet) -> None:
         self._blocks[number] = block
-        self._prepared[number] = (*block.addresses, block.stop, *map(self._number, cores))
+        core_sets = self._number(order.cores), self._number(crowded_cores)
+        self._prepared[number] = (*block.addresses, block.stop, *core_sets, 1000 * order.late_us)
 
     def _number(self, cores: CoreSet) -> int:
         return self._core_sets.setdefault(cores, len(self._core_sets))

@@ -95,8 +95,9 @@ def lend_spin(client: Any) -> None:
 
 
 @contextmanager
-def serving(artifacts: Path, folder: Path, **server: Any) -> Iterator[tuple[Daemon, Any]]:
+def serving(artifacts: Path, folder: Path, qos_ms: float = 20.0, **server: Any) -> Iterator[tuple[Daemon, Any]]:
     text = configuration(artifacts, "mlp", "spin", model_control=True, **server)
+    text = text.replace("qos_ms = 20.0", f"qos_ms = {qos_ms}")
     with running(folder, text) as daemon, triton_grpc.InferenceServerClient(daemon.grpc) as client:
         yield daemon, client
 

@@ -52,7 +52,7 @@ class Veltair(Policy):
     'Veltair'
     """
 
-    starts_unasked = True
+    starts_unasked = refuses = True
 
     def __init__(self) -> None:
         self._corrections: Corrections = defaultdict(Correction)

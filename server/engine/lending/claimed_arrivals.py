@@ -19,9 +19,6 @@ from veltair.server.ipc.standing_orders import BrokenOrdersError, Claim, Standin
 from veltair.server.ipc.worker_cell import ATTEND
 from veltair.types import PRIORITY_LEVELS
 
-LONG_WAIT_NS = 20_000_000  # what others wait for, and was thought to be short, beyond what it may have waited itself
-LONG_NS = 100_000_000  # what has been claimed for so long is to be watched
-
 
 class ClaimedQuery(NamedTuple):
     """A query that has been claimed: `ClaimedQuery(infer_query, caller, lone_order)`."""
@@ -59,7 +56,7 @@ class ClaimedArrivals:
         if not self._arrivals or self._standing is None:
             return not self._arrivals
         runs = self._standing.running(term)
-        if runs is not None and not self._wait_ns(runs, lent):
+        if runs is not None and not self.is_waited_for(runs, lent):
             return False
         before = len(self._arrivals)
         are_all = self._arrivals.hand_over(self._claim)
@@ -119,15 +116,10 @@ class ClaimedArrivals:
         message = InferQuery(caller.query, tenant, slot, key[1], *times, priority_level=claim.priority_level)
         return ClaimedQuery(message, caller, lone)
 
-    def takes_long(self, claim: Claim, lent: Mapping[tuple[int, int], LoneOrder]) -> bool:
-        """Whether this one, which runs, is no longer waited for."""
-        wait_ns = self._wait_ns(claim, lent)
-        long_ns = LONG_WAIT_NS + (len(self._lanes) + 2) * wait_ns if wait_ns else LONG_NS
-        return not 0 <= time.monotonic_ns() - claim.caller.taken_ns <= long_ns
-
-    def _wait_ns(self, claim: Claim, lent: Mapping[tuple[int, int], LoneOrder]) -> int:
+    def is_waited_for(self, claim: Claim, lent: Mapping[tuple[int, int], LoneOrder]) -> bool:
+        """Whether others may wait for this one, which runs."""
         orders = list(lent.values())
-        return orders[claim.order].order.wait_ns if claim.order < len(orders) else 0  # a worker wrote that
+        return claim.order < len(orders) and bool(orders[claim.order].order.wait_ns)  # a worker wrote that
 
     def refuse_more(self, tenant: int, *, lending: bool) -> None:
         """A query has arrived: have the front refuse more of the tenant's while they would wait here for too long, for

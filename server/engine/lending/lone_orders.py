@@ -15,8 +15,9 @@ from veltair.server.ipc.status_records import BlockRecord
 from veltair.types import DEFAULT_PRIORITY_LEVEL
 
 SHORT_NS = 300_000  # about what it takes to wake the engine, and to decide
-WAITS = 0.5  # of the least target a query may wait for others that are as short, in all rings
+WAITS = 0.5  # of the least target a query may wait for others that are as short
 MOST_WAIT_NS = 100_000_000  # whatever the target
+LATE = 0.8  # of its target after its arrival it is too late for a query to begin: what follows takes time, too
 _STEP = 0.03  # of what was thought before; a mean would follow the few that lost their core meanwhile
 
 
@@ -53,12 +54,13 @@ class LoneOrders:
         orders = LoneOrders(specs)
         orders.learn(batch, met=False)  # which has ended, and met no other
         orders.took((0, 1), 45_000)
-        orders.to_lend(lanes=1)[0, 1].order.wait_ns
+        orders.to_lend()[0, 1].order.wait_ns
     """
 
-    def __init__(self, tenants: Mapping[int, TenantSpec]) -> None:
-        """`tenants`: by number, as they are now."""
-        self._tenants = tenants
+    def __init__(self, tenants: Mapping[int, TenantSpec], *, refuses: bool = True) -> None:
+        """`tenants`: by number, as they are now. `refuses`: short queries that would begin too late, and those that
+        have no room."""
+        self._tenants, self._refuses = tenants, refuses
         self._orders: dict[tuple[int, int], LoneOrder] = {}
         self._elapsed_ns: dict[tuple[int, int], float] = {}  # of all layers: about the median of the last ones
 
@@ -113,26 +115,28 @@ class LoneOrders:
         )
 
     def _short(self) -> list[tuple[int, int]]:
-        """Nobody's queries wait for those of a tenant that goes after it, or has another part of the cores."""
+        """Nobody's queries wait for those of a tenant that goes after it."""
         short = [key for key, elapsed_ns in self._elapsed_ns.items() if elapsed_ns <= SHORT_NS and key in self._orders]
-        ranks = {(spec.priority, spec.share.weight) for spec in [self._tenants[tenant] for tenant, _ in short]}
-        return short if len(ranks) <= 1 else []
+        return short if len({self._tenants[tenant].priority for tenant, _ in short}) <= 1 else []
 
     def longest_ns(self, tenant: int) -> float:
         """Of what its short queries take; 0 where it has none, since others do not wait for the worker that is lent."""
         return max((self._elapsed_ns[key] for key in self._short() if key[0] == tenant), default=0)
 
-    def to_lend(self, lanes: int) -> dict[tuple[int, int], LoneOrder]:
-        """All orders, for so many I/O threads; the engine's ring has room for twice as many as each of theirs."""
+    def to_lend(self) -> dict[tuple[int, int], LoneOrder]:
+        """All orders. Tenants whose queries wait for each other have parts of the line by their weights."""
         short = self._short()
-        target_ns = min((self._tenants[tenant].qos_ns for tenant, _ in short), default=0)
-        wait_ns = min(int(WAITS * target_ns / (lanes + 2)), MOST_WAIT_NS)
-        return {key: self._as_short(key, wait_ns) if key in short else lone for key, lone in self._orders.items()}
+        specs = [self._tenants[tenant] for tenant in {tenant for tenant, _ in short}]
+        wait_ns = min(WAITS * min((spec.qos_ns for spec in specs), default=0), MOST_WAIT_NS)
+        each_ns = wait_ns / max(sum(spec.share.weight for spec in specs), 1)
+        return {key: self._as_short(key, each_ns) if key in short else lone for key, lone in self._orders.items()}
 
-    def _as_short(self, key: tuple[int, int], wait_ns: int) -> LoneOrder:
-        """On one core: to wake a second one takes as long as what it would do."""
-        lone = self._orders[key]
-        return lone._replace(order=msgspec.structs.replace(lone.order, cores=lone.order.cores[:1], wait_ns=wait_ns))
+    def _as_short(self, key: tuple[int, int], wait_ns: float) -> LoneOrder:
+        """On one core: to wake a second one takes as long as what it would do. `wait_ns`: by weight."""
+        lone, spec = self._orders[key], self._tenants[key[0]]
+        late_us = max(1, int(LATE * spec.qos_ns / 1000)) if self._refuses else 0
+        waits = {"wait_ns": int(wait_ns * spec.share.weight), "late_us": min(late_us, (1 << 32) - 1)}
+        return lone._replace(order=msgspec.structs.replace(lone.order, cores=lone.order.cores[:1], **waits))
 
     def forget(self) -> None:
         """Models come and go: nothing that was learnt holds any more."""

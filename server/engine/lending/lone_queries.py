@@ -12,25 +12,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum
 
-from veltair.scheduler.events import QueryRuns
+from veltair.scheduler.events import QueryCancelled, QueryRuns
 from veltair.server.engine.arrivals import Arrivals
 from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.in_flight_batch import InFlightBatch
 from veltair.server.engine.in_flight_queries import InFlightQueries
-from veltair.server.engine.lending.claimed_arrivals import LONG_WAIT_NS, ClaimedArrivals, ClaimedQuery
+from veltair.server.engine.lending.claimed_arrivals import ClaimedArrivals, ClaimedQuery
 from veltair.server.engine.lending.encounters import Encounters
-from veltair.server.engine.lending.lent_work import LentWork
-from veltair.server.engine.lending.lone_orders import LoneOrder, LoneOrders, record_of
+from veltair.server.engine.lending.lone_orders import LoneOrder, LoneOrders
+from veltair.server.engine.lending.ran_queries import RanQueries
 from veltair.server.engine.lending.recall import Recall
+from veltair.server.engine.lending.running_claim import RunningClaim
 from veltair.server.engine.worker_process import WorkerProcess
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
 from veltair.server.ipc.block_orders import BlockEnd
-from veltair.server.ipc.lane import QueryRan
 from veltair.server.ipc.lane_descriptors import LaneDescriptors
 from veltair.server.ipc.standing_orders import BrokenOrdersError, StandingOrders, term_after
 from veltair.server.ipc.worker_cell import ATTEND
@@ -38,6 +37,7 @@ from veltair.types import LayerBlock
 
 logger = logging.getLogger("veltair.engine")
 
+LONG_WAIT_NS = 20_000_000  # for a block that is thought to be short, before what has arrived is decided instead
 LOOK_S = 0.001  # until it looks again whether the worker has time for what has arrived
 
 
@@ -69,27 +69,30 @@ class LoneQueries:
         lanes: FrontLanes,
         supervisor: WorkerSupervisor,
         queries: InFlightQueries,
-        decide: Callable[[QueryRuns], None],
+        decide: Callable[[QueryRuns | QueryCancelled], None],
+        *,
+        refuses: bool,
     ) -> None:
-        """`descriptors`: None where nothing is lent. `tenants`: by number. `decide`: as the engine does it."""
+        """`descriptors`: None where nothing is lent. `tenants`: by number. `decide`: as the engine does it.
+        `refuses`: those that would begin too late."""
         self._standing = StandingOrders(descriptors.standing, len(descriptors.wakes)) if descriptors else None
         self._tenants, self._arrivals, self._lanes = tenants, arrivals, lanes
         self._supervisor, self._queries = supervisor, queries
         self._decide = decide
-        self._orders = LoneOrders(tenants)  # those of the next term
+        self._orders = LoneOrders(tenants, refuses=refuses)  # those of the next term
         self._claimed_arrivals = ClaimedArrivals(arrivals, lanes, self._orders, self._standing)
         self._lent: dict[tuple[int, int], LoneOrder] = {}  # those of the last one, in the order of their numbers
         self._encounters = Encounters(time.monotonic_ns())  # of those that are not short
-        self._recall = Recall(arrivals, lanes, queries)
+        self._ran = RanQueries(tenants, arrivals, queries, self._orders, self._encounters)
+        self.work = self._ran.work
+        self._recall, self._running = Recall(arrivals, lanes, queries), RunningClaim()
         self._ended_ns = 0  # when the last batch did
         self._worker: WorkerProcess | None = None
         self._state, self._term = _State.OWN, 0
         self._unwanted = False  # what was called is to be taken back
         self._taken_over = 0  # the query
-        self.work = LentWork()
         self.lending = False  # what has arrived waits until a worker is lent, or the one that is has time
-        self._known: deque[int] = deque(maxlen=64)  # those that were taken over last
-        lanes.ran, queries.on_done = self._count, self._ended
+        lanes.ran, queries.on_done = self._ran.count, self._ended
 
     def _ended(self, batch: InFlightBatch) -> None:
         """A batch has run to its end: what it ran may be what its like will run."""
@@ -147,7 +150,7 @@ class LoneQueries:
             return
         self._term = term_after(self._term)
         self._state, self._worker, self._unwanted = _State.CALLED, worker, False
-        self._lent = self._orders.to_lend(self._standing.lanes)
+        self._lent = self._ran.lent = self._orders.to_lend()
         worker.attend(self._term, next(iter(self._lent.values())).order.cores)
 
     def take_back(self) -> bool:
@@ -187,7 +190,7 @@ class LoneQueries:
         """The query that runs is one in flight from here on."""
         message, caller, (order, level, predicted_ns) = claimed
         self._state, self._taken_over = _State.TAKEN_OVER, message.query
-        self._known.append(message.query)
+        self._ran.leave_out(message.query)
         query = self._queries.add(message, caller.taken_ns, caller.lane)
         self._queries.take_over(message.query, worker)
         block = LayerBlock(query.id, 0, len(order.versions), order.versions, len(order.cores), predicted_ns)
@@ -204,21 +207,11 @@ class LoneQueries:
             query, self._taken_over = self._taken_over, 0
             self._state, self._worker = _State.OWN, None
             if self._queries.has_batch(query):  # it has not failed
-                return standing.end_of(query)
+                end = standing.end_of(query)
+                if not end.stop and self._queries.cancel(query):  # the worker has refused it meanwhile
+                    self._decide(QueryCancelled(time.monotonic_ns(), query))
+                return end
         return None
-
-    def _count(self, ran: QueryRan) -> None:
-        """An I/O thread says what has run."""
-        if ran.query in self._known or (spec := self._tenants.get(ran.tenant)) is None:
-            return
-        self._encounters.count_unasked()
-        self._orders.took((ran.tenant, ran.batch), ran.end_ns - ran.begin_ns)
-        self._arrivals.taken[ran.tenant] += 1
-        lone = self._lent.get((ran.tenant, ran.batch))  # None: of a term before, and the thread was slow to tell
-        block = record_of(ran, spec.name, lone)
-        self.work.add(ran.tenant, block.elapsed_ns * max(1, len(block.cores)))
-        self._queries.counters[spec.name].count_ran(spec.version, ran, block)
-        self._queries.history.add([block])
 
     def fail(self, worker: WorkerProcess, failed: m.KernelFailed, reason: str) -> bool:
         """Tell the I/O thread that what it has claimed failed. Returns False where the query is the engine's."""
@@ -242,10 +235,16 @@ class LoneQueries:
         """Take the worker back where it is `wanted`, runs a query for long, which is watched only then, or orders are
         old."""
         self._check_memory()
-        claim = self._standing.running(self._term) if self._standing and self._state is _State.LENT else None
-        takes_long = claim is not None and self._claimed_arrivals.takes_long(claim, self._lent)
-        if wanted or takes_long or (self._state is _State.LENT and self._encounters.must_learn(time.monotonic_ns())):
+        if wanted or (self._state is _State.LENT and self._is_due()):
             self.take_back()
+
+    def _is_due(self) -> bool:
+        claim = self._standing.running(self._term) if self._standing else None
+        if claim is not None and self._worker is not None:
+            waited_for = self._claimed_arrivals.is_waited_for(claim, self._lent)
+            if self._running.takes_long(claim, self._worker.pid, waited_for=waited_for):
+                return True
+        return self._encounters.must_learn(time.monotonic_ns())
 
     def _check_memory(self) -> None:
         if (standing := self._standing) is None or self._state is _State.BROKEN or not self._recall.is_over:

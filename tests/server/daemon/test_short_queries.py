@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from traffic import is_typed, processes
 from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.slow
+LATE_NS = 50_000_000  # a target; what begins four fifths of it after its arrival is late
 
 
 @pytest.fixture
 def crowded(artifacts: Path, tmp_path: Path) -> Iterator[tuple[Daemon, Any]]:
-    with serving(artifacts, tmp_path, hung_block_s=60.0, policy="veltair") as served:
+    """What waits is in time, however slow the machine is."""
+    with serving(artifacts, tmp_path, qos_ms=1_000.0, hung_block_s=60.0, policy="veltair") as served:
         yield served
 
 
@@ -66,6 +69,26 @@ def test_those_that_wait_for_a_killed_worker_are_answered(crowded: tuple[Daemon,
     long.call.cancel()
     until("queries to be taken", lambda: takes_spin(client))
     whole(daemon, client)
+
+
+def test_those_that_a_worker_comes_to_too_late_are_refused_before_others(artifacts: Path, tmp_path: Path) -> None:
+    """As on a machine whose cores others keep: what came first is late, and what comes next would be, too."""
+    with serving(artifacts, tmp_path, qos_ms=LATE_NS / 1e6, policy="veltair") as (daemon, client):
+        lend_spin(client)
+        workers = processes(daemon)["worker"]
+        for worker in workers:
+            worker.suspend()
+        waiting = Burst(client, [3] * 8)
+        until("them to be held", lambda: daemon.metric("veltair_queries_held") == 8)
+        late_ns = time.monotonic_ns() + LATE_NS
+        until("them to be late", lambda: time.monotonic_ns() > late_ns)
+        for worker in workers:
+            worker.resume()
+        waiting.right()
+        refused = [end for end in waiting.ends.values() if isinstance(end, InferenceServerException)]
+        assert refused and {end.status() for end in refused} == {"StatusCode.RESOURCE_EXHAUSTED"}
+        until("queries to be taken", lambda: takes_spin(client))
+        whole(daemon, client)
 
 
 def test_those_that_wait_keep_their_deadlines(crowded: tuple[Daemon, Any]) -> None:

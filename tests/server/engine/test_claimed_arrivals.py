@@ -135,7 +135,7 @@ def test_whatever_workers_write_costs_no_more_than_the_term(
     with suppress(BrokenOrdersError):
         claims.standing.check()
     running = claims.standing.running(TERM)
-    assert running is None or claims.claimed.takes_long(running, LENT) in (False, True)
+    assert running is None or claims.claimed.is_waited_for(running, LENT) in (False, True)
     claims.ask(10)  # a thread goes on
     try:
         found = claims.take_back()

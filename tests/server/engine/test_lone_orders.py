@@ -14,7 +14,7 @@ from veltair.server.ipc.messages import InferQuery, TenantSpec
 from veltair.server.ipc.status_records import BlockRecord, CoreChange
 from veltair.server.ipc.tenant_share import TenantShare
 
-MS, LANES = 1_000_000, 2
+MS = 1_000_000
 QUICK, ALIKE, SLOW = 0, 1, 2  # tenants
 
 
@@ -60,29 +60,41 @@ def learnt(tenants: list[TenantSpec], **elapsed_ns: int) -> LoneOrders:
 
 def test_short_queries_wait_on_one_core_and_others_get_what_they_got() -> None:
     orders = learnt([spec("quick"), spec("alike", qos_ms=20), spec("slow")], quick=40_000, alike=90_000, slow=5 * MS)
-    lent = orders.to_lend(LANES)
-    wait_ns = int(WAITS * 10 * MS / (LANES + 2))  # by the least target, whoever waits
+    lent = orders.to_lend()
+    wait_ns = int(WAITS * 10 * MS / 2)  # by the least target, whoever waits
     for tenant in (QUICK, ALIKE):
         order, level, predicted_ns = lent[tenant, 1]
         assert (order.versions, order.cores, order.wait_ns, level) == ((3, 4), (0,), wait_ns, 1.0)
         assert predicted_ns == 5  # what the scheduler reckons with
     slow, _, predicted_ns = lent[SLOW, 1]
-    assert (slow.cores, slow.wait_ns, predicted_ns) == ((0, 1), 0, 5)
+    assert (slow.cores, slow.wait_ns, slow.late_us, predicted_ns) == ((0, 1), 0, 0, 5)
+    assert [lent[tenant, 1].order.late_us for tenant in (QUICK, ALIKE)] == [8_000, 16_000]  # each by its own target
     assert orders.longest_ns(SLOW) == 0  # no query of it waits for the lent worker
     assert abs(orders.longest_ns(QUICK) - 40_000) < 4_000
 
 
 def test_nobody_waits_longer_than_its_target_or_a_tenth_of_a_second() -> None:
-    assert learnt([spec("a", qos_ms=60_000)], a=1).to_lend(1)[0, 1].order.wait_ns == MOST_WAIT_NS
+    assert learnt([spec("a", qos_ms=60_000)], a=1).to_lend()[0, 1].order.wait_ns == MOST_WAIT_NS
 
 
-@pytest.mark.parametrize("other", [{"priority": 2}, {"weight": 3}])
-def test_queries_of_other_rank_do_not_wait_for_each_other(other: dict[str, int]) -> None:
-    orders = learnt([spec("quick"), spec("other", **other)], quick=40_000)
+def test_queries_of_another_priority_do_not_wait_for_each_other() -> None:
+    orders = learnt([spec("quick"), spec("other", priority=2)], quick=40_000)
     assert orders.may_wait(query(0))
     orders.learn(ended(1, 40_000), met=False)
     assert not orders.may_wait(query(0)) and not orders.may_wait(query(1))
-    assert {lone.order.wait_ns for lone in orders.to_lend(LANES).values()} == {0}
+    assert {lone.order.wait_ns for lone in orders.to_lend().values()} == {0}
+
+
+def test_tenants_have_parts_of_the_line_by_their_weights() -> None:
+    lent = learnt([spec("light"), spec("heavy", weight=3)], light=40_000, heavy=40_000).to_lend()
+    assert [lent[tenant, 1].order.wait_ns for tenant in (0, 1)] == [1_250_000, 3_750_000]
+
+
+def test_only_a_policy_that_refuses_has_late_queries_refused() -> None:
+    orders = LoneOrders({0: spec("a")}, refuses=False)
+    orders.learn(ended(0, 40_000), met=False)
+    order = orders.to_lend()[0, 1].order
+    assert (order.wait_ns, order.late_us) == (5 * MS, 0)
 
 
 @pytest.mark.parametrize("how", [{"traced": True}, {"bucket": 1}, {"priority_level": 1}, {"batch": 2}, {"tenant": 1}])
@@ -118,7 +130,7 @@ def test_it_learns_from_those_alone_that_the_like_can_follow() -> None:
             assert not orders
     moved = LoneOrders(dict(enumerate(tenants)))
     moved.learn(ended(0, 5 * MS, moves=(CoreChange(0, (0,), 120),)), met=False)  # before it began
-    assert moved.to_lend(LANES)[0, 1].order.cores == (0,)
+    assert moved.to_lend()[0, 1].order.cores == (0,)
     moved.learn(ended(0, 5 * MS, moves=(CoreChange(1, (1,), 120),)), met=False)  # the last one took others on the way
     assert not moved
     again = learnt(tenants, a=40_000)
@@ -134,12 +146,12 @@ def test_short_queries_are_learned_from_batches_too() -> None:
     batch.queries.append(cast(Any, Pending(query(0, batch=3))))
     orders.learn(batch, met=True)
     assert orders.may_wait(query(0), query(0, batch=3)) and not orders.may_wait(query(0, batch=2))
-    before = orders.to_lend(LANES)
+    before = orders.to_lend()
     other = ended(0, 5)
     other.blocks[0] = msgspec.structs.replace(other.blocks[0], cores=(1,))
     for met in (True, False):
         orders.learn(other, met=met)  # what is known stays, and with it what workers have prepared
-        assert orders.to_lend(LANES) == before
+        assert orders.to_lend() == before
 
 
 def test_what_took_long_at_first_is_short_once_batches_of_it_are() -> None:

@@ -47,7 +47,7 @@ static void *attend(void *unused) {
       if (position == NO_CLAIM && over) return NULL;
       if (position == NO_CLAIM) continue;
       atomic_fetch_add(&seen[claim_at(memory, LANES, (uint32_t)position)->caller.query], 1);
-      if (end_claim(memory, term, (uint32_t)position, cursors, &nobody, NULL, 1, 0, 0, 0)) break;
+      if (end_claim(memory, term, (uint32_t)position, cursors, &nobody, NULL, &(claim_end){.stop = 1})) break;
     }
   }
   return unused;

@@ -207,3 +207,30 @@ def test_a_claim_that_cannot_be_prepared_fails_alone(term: Term) -> None:
     assert term.done.take(lane=0)["query"].tolist() == []  # the engine tells of it
     term.worker.failure = None
     term.ask(SHORT, slot=1)
+
+
+def test_claims_that_would_begin_late_are_refused_while_others_wait(term: Term) -> None:
+    term.end()
+    term.begin([msgspec.structs.replace(ORDERS[0], late_us=100_000_000), ORDERS[1]])
+    now_ns, begun, go_on = time.monotonic_ns(), Event(), Event()
+
+    def hold(cores: CoreSet) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        term.worker.cores = cores
+
+    term.worker.move_to = hold  # type: ignore[method-assign]
+    for slot, age_s in enumerate((0, 101, 99, 1000)):
+        caller = Caller(slot + 1, now_ns, lane=0, place=SHORT * SLOTS + slot)
+        claim = Claim(caller, 0, slot, arrival_ns=now_ns - age_s * 10**9)
+        assert term.standing.ask(0, claim, SHORT, 1)
+        assert begun.wait(10)  # the first one is not prepared
+    go_on.set()
+    found: dict[int, bool] = {}
+
+    def all_told() -> bool:
+        found.update({int(each["query"]): bool(each["refused"]) for each in term.done.take(lane=0)})
+        return len(found) == 4
+
+    until("their ends", all_told)
+    assert found == {1: False, 2: True, 3: False, 4: False}  # nobody waits for the last one
