@@ -16,7 +16,7 @@ from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
 from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.events import RejectQuery
-from veltair.types import Query, Tenant
+from veltair.types import LayerBlock, Query, Tenant
 
 
 class _Plan(NamedTuple):
@@ -81,6 +81,13 @@ class Admission:
         if query.deadline_ns is not None:
             within_ns = min(qos_ns, round((query.deadline_ns - query.arrival_ns) * self._planned_share))
         return ActiveQuery(query, tenant, costs, qos_ns, query.arrival_ns + within_ns, avg_cores)
+
+    def lone_block(self, tenant: str, batch: int) -> LayerBlock | None:
+        """All layers of a query on one core of an idle machine, with their predicted time; None where it is refused."""
+        admitted = self.admit(Query(0, tenant, arrival_ns=0, batch=batch))
+        if isinstance(admitted, RejectQuery):
+            return None
+        return admitted.next_block(SOLO, admitted.costs.layers, cores=1)
 
 
 def _plan(tenant: Tenant, catalogue: ProfileCatalogue, planned_share: float) -> _Plan:

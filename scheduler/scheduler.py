@@ -96,7 +96,7 @@ class Scheduler:
         if catalogue.cores != len(cores):
             raise ConfigError(f"catalogue: expected one for {len(cores)} cores, got one for {catalogue.cores}")
         self._catalogue = catalogue
-        self._admission = Admission(tenants, catalogue, planned_share)
+        self.admission = Admission(tenants, catalogue, planned_share)
         self._policy = make_policy(policy) if isinstance(policy, str) else policy
         self._proxy: InterferenceProxy = ObservedSlowdown() if proxy is None else proxy
         self.state = SchedulerState(
@@ -106,7 +106,7 @@ class Scheduler:
             steady=SteadyLevel(catalogue.grid),
             workers=workers,
             cores=len(cores),
-            tenants=self._admission.tenants,
+            tenants=self.admission.tenants,
             costs=catalogue.costs,
             growth=BlockGrowth() if growth is None else growth,
         )
@@ -150,9 +150,9 @@ class Scheduler:
             case WorkersChanged():
                 self.state.change_workers(event.workers)
             case TenantAdded():
-                self._admission.add(event.tenant)
+                self.admission.add(event.tenant)
             case TenantRemoved():
-                self._admission.remove(event.tenant)
+                self.admission.remove(event.tenant)
                 self._policy.tenant_removed(event.tenant)
         self._give_out_cores(decisions)
         return decisions
@@ -192,7 +192,7 @@ class Scheduler:
     # Events
 
     def _admit(self, event: QueryArrived | QueryRuns, decisions: list[Decision]) -> None:
-        admitted = self._admission.admit(event.query)
+        admitted = self.admission.admit(event.query)
         if isinstance(admitted, RejectQuery):
             decisions.append(admitted)
         else:

@@ -18,6 +18,7 @@ from veltair.server.engine.event_log import open_event_log, scheduler_settings
 from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.in_flight_batch import InFlightBatch
 from veltair.server.engine.in_flight_queries import InFlightQueries
+from veltair.server.engine.lending.lone_orders import LoneOrders
 from veltair.server.engine.lending.lone_queries import LoneQueries
 from veltair.server.engine.machine_limits import default_workers, home_core, largest_cell, limit_machine
 from veltair.server.engine.models.model_changes import ModelChanges
@@ -78,15 +79,15 @@ class Engine:
         self._arrivals = Arrivals(self._specs)
         deciding = Decisions(self._scheduler, self._queries.carry_out, self._log)
         self._decide, self._timings = deciding.decide, deciding.timings
-        known = self._specs, self._arrivals, self._lanes, self._supervisor, self._queries, self._decide
         policy = make_policy(configure.policy)
-        lends = policy.starts_unasked and not self._log  # which has every query
-        self._lone = LoneQueries(configure.lanes if lends else None, *known, refuses=policy.refuses)
+        orders = LoneOrders(self._specs, self._scheduler.admission.lone_block, self._cores[-1:], refuses=policy.refuses)
+        known = self._specs, self._arrivals, self._lanes, self._supervisor, self._queries, self._decide, orders
+        self._lone = LoneQueries(configure.lanes if policy.starts_unasked and not self._log else None, *known)
         edge_timing = EdgeTiming(os.getppid(), self._specs, self._lanes.work, self._arrivals.taken, self._lone.work)
         served = ServedModels(self._specs, self._scheduler, self._arrivals, self._queries, self._decide)
         self._changes = ModelChanges(served, self._supervisor, opened, front.send)
-        watchdog = BlockWatchdog(configure.hung_block_ns)
-        self._upkeep = Upkeep(self._supervisor, self._queries, self._changes, watchdog, counters, edge_timing)
+        watched = self._supervisor, self._queries, self._changes, BlockWatchdog(configure.hung_block_ns)
+        self._upkeep = Upkeep(*watched, counters, edge_timing)
 
     def run(self) -> None:
         """Serve until the front sends Shutdown or is gone."""
@@ -237,8 +238,7 @@ class Engine:
         if batch.fully_cancelled:
             self._queries.complete(batch, "cancelled")
         batch.idle_since_ns = end.end_ns
-        elapsed_ns = end.end_ns - end.begin_ns
-        self._decide(events.BlockFinished(time.monotonic_ns(), end.query, end.stop, elapsed_ns))
+        self._decide(events.BlockFinished(time.monotonic_ns(), end.query, end.stop, end.end_ns - end.begin_ns))
         if not batch.running:
             batch.idle_since_ns = 0
 

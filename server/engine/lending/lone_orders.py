@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +12,7 @@ from veltair.server.ipc.lane import QueryRan
 from veltair.server.ipc.messages import InferQuery, TenantSpec
 from veltair.server.ipc.standing_orders import MOST_LAYERS, MOST_ORDERS, StandingOrder
 from veltair.server.ipc.status_records import BlockRecord
-from veltair.types import DEFAULT_PRIORITY_LEVEL
+from veltair.types import DEFAULT_PRIORITY_LEVEL, CoreSet, LayerBlock
 
 SHORT_NS = 300_000  # about what it takes to wake the engine, and to decide
 WAITS = 0.5  # of the least target a query may wait for others that are as short
@@ -51,21 +51,44 @@ class LoneOrders:
 
     ::
 
-        orders = LoneOrders(specs)
+        orders = LoneOrders(specs, admission.lone_block, cores=(1,), refuses=True)
+        orders.foresee(infer_query)
         orders.learn(batch, met=False)  # which has ended, and met no other
         orders.took((0, 1), 45_000)
         orders.to_lend()[0, 1].order.wait_ns
     """
 
-    def __init__(self, tenants: Mapping[int, TenantSpec], *, refuses: bool = True) -> None:
-        """`tenants`: by number, as they are now. `refuses`: short queries that would begin too late, and those that
-        have no room."""
-        self._tenants, self._refuses = tenants, refuses
+    def __init__(
+        self,
+        tenants: Mapping[int, TenantSpec],
+        lone_block: Callable[[str, int], LayerBlock | None],
+        cores: CoreSet,
+        *,
+        refuses: bool,
+    ) -> None:
+        """`tenants`: by number, as they are now. `lone_block`: what a query of so many samples of a tenant is by its
+        profile. `cores`: where a short one runs before another has shown it. `refuses`: short queries that would begin
+        too late, and those that have no room."""
+        self._tenants, self._lone_block, self._cores, self._refuses = tenants, lone_block, cores, refuses
         self._orders: dict[tuple[int, int], LoneOrder] = {}
         self._elapsed_ns: dict[tuple[int, int], float] = {}  # of all layers: about the median of the last ones
+        self._foreseen: set[tuple[int, int]] = set()
 
     def __bool__(self) -> bool:
         return bool(self._orders)
+
+    def foresee(self, query: InferQuery) -> None:
+        """A query has come. One that is short by its profile has an order before any like it has run: a flood that
+        meets a daemon which knows nothing yet is no time to learn."""
+        key = query.tenant, query.batch
+        if key in self._foreseen or len(self._orders) >= MOST_ORDERS:
+            return
+        self._foreseen.add(key)
+        block = self._lone_block(self._tenants[query.tenant].name, query.batch)
+        if key not in self._orders and block and block.predicted_ns <= SHORT_NS and block.stop <= MOST_LAYERS:
+            order = StandingOrder(*key, block.versions, self._cores)
+            self._orders[key] = LoneOrder(order, level=1.0, predicted_ns=block.predicted_ns)
+            self._elapsed_ns.setdefault(key, block.predicted_ns)
 
     def learn(self, batch: InFlightBatch, *, met: bool) -> None:
         """A batch has run to its end: what it got may be what its like will get. Where it `met` others, or is of
@@ -142,3 +165,4 @@ class LoneOrders:
         """Models come and go: nothing that was learnt holds any more."""
         self._orders.clear()
         self._elapsed_ns.clear()
+        self._foreseen.clear()

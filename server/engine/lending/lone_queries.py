@@ -54,7 +54,7 @@ class LoneQueries:
 
     ::
 
-        lone = LoneQueries(descriptors, specs, arrivals, lanes, supervisor, queries, decide)
+        lone = LoneQueries(descriptors, specs, arrivals, lanes, supervisor, queries, decide, lone_orders)
         lone.lend()  # nothing is in flight
         if lone.take_back():  # before a decision
             …
@@ -70,16 +70,14 @@ class LoneQueries:
         supervisor: WorkerSupervisor,
         queries: InFlightQueries,
         decide: Callable[[QueryRuns | QueryCancelled], None],
-        *,
-        refuses: bool,
+        orders: LoneOrders,
     ) -> None:
-        """`descriptors`: None where nothing is lent. `tenants`: by number. `decide`: as the engine does it.
-        `refuses`: those that would begin too late."""
+        """`descriptors`: None where nothing is lent. `tenants`: by number. `decide`: as the engine does it."""
         self._standing = StandingOrders(descriptors.standing, len(descriptors.wakes)) if descriptors else None
         self._tenants, self._arrivals, self._lanes = tenants, arrivals, lanes
         self._supervisor, self._queries = supervisor, queries
         self._decide = decide
-        self._orders = LoneOrders(tenants, refuses=refuses)  # those of the next term
+        self._orders = orders  # those of the next term
         self._claimed_arrivals = ClaimedArrivals(arrivals, lanes, self._orders, self._standing)
         self._lent: dict[tuple[int, int], LoneOrder] = {}  # those of the last one, in the order of their numbers
         self._encounters = Encounters(time.monotonic_ns())  # of those that are not short
@@ -165,6 +163,7 @@ class LoneQueries:
     def arrived(self, message: m.InferQuery) -> None:
         """It has come by a lane; the front is to refuse more of the tenant's where they would wait for too long."""
         self._recall.arrived(message.query)
+        self._orders.foresee(message)
         self._claimed_arrivals.refuse_more(message.tenant, lending=self.lending)
 
     def _take_back_lent(self) -> None:

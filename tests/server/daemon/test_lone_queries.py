@@ -109,12 +109,21 @@ def test_a_worker_that_dies_or_hangs_over_a_claim_costs_that_claim(
 
 def test_a_lent_worker_that_dies_is_replaced(watched: tuple[Daemon, Any]) -> None:
     daemon, client = watched
-    for number in (signal.SIGKILL, signal.SIGSTOP):
-        lend(daemon, client)
-        for worker in processes(daemon)["worker"]:
-            worker.send_signal(number)
-        until("another worker", lambda: daemon.metric("veltair_workers", state="idle") == 0, seconds=10)
-        whole(daemon, client)
+    lend(daemon, client)
+    before, workers = daemon.metric("veltair_worker_deaths_total"), processes(daemon)["worker"]
+    for worker in workers:
+        worker.kill()
+    until("their deaths", lambda: daemon.metric("veltair_worker_deaths_total") == before + len(workers))
+    whole(daemon, client)
+
+
+def test_a_lent_worker_that_is_stopped_is_replaced(watched: tuple[Daemon, Any]) -> None:
+    daemon, client = watched
+    lend(daemon, client)
+    for worker in processes(daemon)["worker"]:
+        worker.suspend()
+    until("none to be idle", lambda: daemon.metric("veltair_workers", state="idle") == 0, seconds=10)
+    whole(daemon, client)
 
 
 def test_models_come_and_go_while_a_worker_is_lent(lone: tuple[Daemon, Any]) -> None:

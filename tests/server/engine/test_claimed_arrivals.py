@@ -56,7 +56,8 @@ class Claims:
         os.close(descriptor)
         self.arrivals = Arrivals(SPECS)
         self.lanes = Lanes()
-        self.claimed = ClaimedArrivals(self.arrivals, cast(FrontLanes, self.lanes), LoneOrders(SPECS), self.standing)
+        orders = LoneOrders(SPECS, lambda *_: None, (0,), refuses=True)
+        self.claimed = ClaimedArrivals(self.arrivals, cast(FrontLanes, self.lanes), orders, self.standing)
         self.standing.write([lone.order for lone in LENT.values()])
         self.standing.open(TERM)
 

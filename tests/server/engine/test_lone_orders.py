@@ -13,6 +13,7 @@ from veltair.server.engine.lending.lone_orders import MOST_WAIT_NS, SHORT_NS, WA
 from veltair.server.ipc.messages import InferQuery, TenantSpec
 from veltair.server.ipc.status_records import BlockRecord, CoreChange
 from veltair.server.ipc.tenant_share import TenantShare
+from veltair.types import LayerBlock
 
 MS = 1_000_000
 QUICK, ALIKE, SLOW = 0, 1, 2  # tenants
@@ -51,8 +52,17 @@ def ended(tenant: int, elapsed_ns: int, moves: tuple[CoreChange, ...] = (), **ho
     return cast(InFlightBatch, Ended([Pending(query(tenant), **how)], [block]))
 
 
+def lone_orders(tenants: list[TenantSpec], refuses: bool = True, **predicted_ns: int) -> LoneOrders:
+    """By their profiles they take so long; others cannot run at all."""
+
+    def lone_block(name: str, batch: int) -> LayerBlock | None:
+        return LayerBlock(0, 0, 2, (5, 6), 1, predicted_ns[name] * batch) if name in predicted_ns else None
+
+    return LoneOrders(dict(enumerate(tenants)), lone_block, cores=(7,), refuses=refuses)
+
+
 def learnt(tenants: list[TenantSpec], **elapsed_ns: int) -> LoneOrders:
-    orders = LoneOrders(dict(enumerate(tenants)))
+    orders = lone_orders(tenants)
     for name, each_ns in elapsed_ns.items():
         orders.learn(ended([spec.name for spec in tenants].index(name), each_ns), met=False)
     return orders
@@ -91,7 +101,7 @@ def test_tenants_have_parts_of_the_line_by_their_weights() -> None:
 
 
 def test_only_a_policy_that_refuses_has_late_queries_refused() -> None:
-    orders = LoneOrders({0: spec("a")}, refuses=False)
+    orders = lone_orders([spec("a")], refuses=False)
     orders.learn(ended(0, 40_000), met=False)
     order = orders.to_lend()[0, 1].order
     assert (order.wait_ns, order.late_us) == (5 * MS, 0)
@@ -124,11 +134,11 @@ def test_it_learns_from_those_alone_that_the_like_can_follow() -> None:
         ended(0, 40_000, cancelled=True),
         ended(0, 40_000, moves=(CoreChange(1, (0,), 120),)),
     ):
-        orders = LoneOrders(dict(enumerate(tenants)))
+        orders = lone_orders(tenants)
         for met in (False, True):
             orders.learn(batch, met=met)
             assert not orders
-    moved = LoneOrders(dict(enumerate(tenants)))
+    moved = lone_orders(tenants)
     moved.learn(ended(0, 5 * MS, moves=(CoreChange(0, (0,), 120),)), met=False)  # before it began
     assert moved.to_lend()[0, 1].order.cores == (0,)
     moved.learn(ended(0, 5 * MS, moves=(CoreChange(1, (1,), 120),)), met=False)  # the last one took others on the way
@@ -139,7 +149,7 @@ def test_it_learns_from_those_alone_that_the_like_can_follow() -> None:
 
 
 def test_short_queries_are_learned_from_batches_too() -> None:
-    orders = LoneOrders({0: spec("a")})
+    orders = lone_orders([spec("a")])
     orders.learn(ended(0, SHORT_NS + 1), met=True)
     assert not orders
     batch = ended(0, SHORT_NS)
@@ -155,9 +165,34 @@ def test_short_queries_are_learned_from_batches_too() -> None:
 
 
 def test_what_took_long_at_first_is_short_once_batches_of_it_are() -> None:
-    orders = LoneOrders({0: spec("a")})
+    orders = lone_orders([spec("a")])
     orders.learn(ended(0, 2 * SHORT_NS), met=False)
     for _ in range(40):
         orders.learn(ended(0, 10 * SHORT_NS), met=True)  # others may have slowed it down
         orders.learn(ended(0, SHORT_NS // 2), met=True)
+    assert orders.may_wait(query(0))
+
+
+def test_what_is_short_by_its_profile_has_an_order_before_it_has_run() -> None:
+    orders = lone_orders([spec("quick"), spec("slow"), spec("unknown")], quick=40_000, slow=SHORT_NS + 1)
+    for tenant in (0, 1, 2):
+        orders.foresee(query(tenant))
+    orders.foresee(query(0, batch=100))
+    [(key, (order, level, predicted_ns))] = orders.to_lend().items()
+    assert (key, order.versions, order.cores, level, predicted_ns) == ((0, 1), (5, 6), (7,), 1.0, 40_000)
+    assert orders.may_wait(query(0)) and orders.longest_ns(0) == 40_000
+
+
+def test_what_was_seen_counts_for_more_than_its_profile() -> None:
+    orders = lone_orders([spec("quick"), spec("other")], quick=40_000, other=40_000)
+    orders.learn(ended(0, 5 * MS), met=False)
+    orders.foresee(query(0))
+    orders.foresee(query(1))
+    for _ in range(400):
+        orders.took((1, 1), 5 * MS)
+    orders.foresee(query(1))
+    assert not orders.may_wait(query(0)) and not orders.may_wait(query(1))
+    assert orders.to_lend()[0, 1].order.versions == (3, 4)
+    orders.forget()
+    orders.foresee(query(0))
     assert orders.may_wait(query(0))
