@@ -28,6 +28,7 @@ from veltair.server.engine.sampling.block_watchdog import BlockWatchdog
 from veltair.server.engine.sampling.counter_sampling import CounterSampling
 from veltair.server.engine.sampling.edge_timing import EdgeTiming
 from veltair.server.engine.upkeep import Upkeep
+from veltair.server.engine.worker_messages import BrokenMessageError, read_message
 from veltair.server.engine.worker_process import WorkerProcess
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
@@ -59,8 +60,7 @@ class Engine:
         self._specs = {spec.number: spec for spec in configure.tenants}
         machine = limit_machine(configure.cores)
         self._cores, self._home = machine.cores, home_core(machine)
-        self._workers = configure.workers or default_workers(len(self._cores), artifacts)
-        self._allowed = self._workers  # batches in flight at once, as the scheduler knows it
+        self._workers = self._allowed = configure.workers or default_workers(len(self._cores), artifacts)
         counters = CounterSampling(self._cores, wanted=configure.counter_model is not None)
         tenants, profiles = tenants_and_profiles(configure.tenants, artifacts)
         settings = scheduler_settings(configure, machine, self._workers, tenants, counters=counters.available)
@@ -207,8 +207,10 @@ class Engine:
         if exited:
             self._mark_dead(worker)
         try:
-            while (message := worker.channel.receive()) is not None:
+            while (message := read_message(worker, self._queries)) is not None:
                 self._handle_worker_message(worker, message)
+        except BrokenMessageError as error:
+            self._supervisor.kill_broken(worker, str(error))
         except ChannelClosedError:
             if not exited:
                 self._supervisor.kill_disconnected(worker)
@@ -262,15 +264,14 @@ class Engine:
                 self._decide(events.BlockGrown(time.monotonic_ns(), query, layer, cores))
             case m.ModelLoaded() | m.ModelFailed() | m.ModelUnloaded():
                 self._changes.worker_answered(worker, message, time.monotonic_ns())
-                self._workers_changed()
             case m.ModelsLoaded(sandbox=sandbox):
                 self._supervisor.models_loaded(worker, sandbox)
                 self._changes.worker_idle(worker, time.monotonic_ns())
-                self._workers_changed()
-            case m.StartFailed(reason=reason):
-                logger.error("worker %d: %s", worker.pid, reason)
+            case m.StartFailed():
+                logger.error("worker %d: %s", worker.pid, message.reason)
                 if not self._ready:
                     self._give_up(message)
+        self._workers_changed()
 
     def _reap(self, worker: WorkerProcess) -> None:
         ending = self._supervisor.reap(worker, time.monotonic_ns())
@@ -285,9 +286,8 @@ class Engine:
         if not self._ready and loaded >= self._workers:
             self._ready = True
             self._front.send(m.EngineReady(self._workers, self._cores))
-        allowed = min(loaded, self._workers)
-        if self._ready and allowed != self._allowed:
-            self._allowed = allowed
+        if self._ready and (allowed := min(loaded, self._workers)) != self._allowed:
+            self._allowed = allowed  # batches in flight at once, as the scheduler knows it
             self._front.send(m.WorkersLeft(allowed))
             self._decide(events.WorkersChanged(time.monotonic_ns(), allowed))
 

@@ -13,7 +13,7 @@ from typing import Literal
 from veltair.server.ipc.block_orders import Order
 from veltair.server.ipc.channel import Channel, ChannelClosedError
 from veltair.server.ipc.forks.fork_server import ForkedProcess, ForkServer
-from veltair.server.ipc.messages import FromWorker, LoadModels, ModelChange
+from veltair.server.ipc.messages import FromWorker, LoadModel, LoadModels, ModelChange, UnloadModel
 from veltair.server.ipc.worker_cell import WorkerCell, create_worker_cell
 from veltair.types import CoreSet
 
@@ -99,6 +99,15 @@ class WorkerProcess:
         with suppress(ChannelClosedError):  # its pidfd reports its end
             self.channel.send(change, descriptors)
         self.cell.call()
+
+    def is_changing(self, number: int) -> bool:
+        """Whether its last change was of this model."""
+        match self.change:
+            case LoadModel(tenant=tenant):
+                return tenant.number == number
+            case UnloadModel(number=unloaded):
+                return unloaded == number
+        return False
 
     def pin_main_thread(self, cores: CoreSet) -> None:
         """Have the worker's main thread wake up on one of these cores.

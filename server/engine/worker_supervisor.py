@@ -198,8 +198,8 @@ class WorkerSupervisor:
         self._kill(worker, f"{doing} takes far too long", "what it did took far too long")
 
     def kill_broken(self, worker: WorkerProcess, what: str) -> None:
-        """Kill a worker that wrote `what` it never writes into memory that others read."""
-        self._kill(worker, f"it wrote nonsense into shared memory ({what})", "it wrote nonsense into shared memory")
+        """Kill a worker that wrote or said `what` no worker does."""
+        self._kill(worker, f"it told nonsense ({what})", "it told nonsense")
 
     def _kill(self, worker: WorkerProcess, why: str, shown: str) -> None:
         if not worker.killed_for:

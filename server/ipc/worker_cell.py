@@ -146,6 +146,11 @@ class WorkerCell:
         self._ordered = (self._ordered + 1) & 0xFFFF_FFFF
         self._functions.publish_order(self._base + 4 * _ORDERED, self._ordered)
 
+    @property
+    def cores(self) -> CoreSet:
+        """What the engine wrote last."""
+        return self._cores
+
     def set_cores(self, cores: CoreSet) -> None:
         """The worker moves to these cores before its next layer."""
         self._write(cores, self._cancelled)

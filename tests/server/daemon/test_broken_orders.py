@@ -44,7 +44,7 @@ def test_a_worker_that_writes_nonsense_costs_itself_alone(artifacts: Path, tmp_p
         assert engine(daemon) == before
         assert daemon.metric("veltair_engine_restarts") == 0
         log = (tmp_path / "log").read_text()
-        assert "nonsense into shared memory" in log
+        assert "nonsense" in log
         assert "Traceback" not in log
 
 
@@ -61,7 +61,7 @@ def test_nonsense_once_a_query_was_taken_over_costs_its_worker_alone(
         Burst(client, list(range(20))).right()
         long.call.cancel()
         whole(daemon, client)
-        assert "nonsense into shared memory" in (tmp_path / "log").read_text()
+        assert "nonsense" in (tmp_path / "log").read_text()
 
 
 def test_nonsense_while_no_worker_is_lent_costs_nobody(artifacts: Path, tmp_path: Path) -> None:
