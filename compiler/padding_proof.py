@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.causal_zeros import CausalZeros
 from veltair.compiler.onnx.fixed_extent import FixedExtent
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.node_evaluation import IR_VERSION
@@ -58,13 +59,14 @@ def prove_padding(path: Path, name: str, low: int, high: int, axes: Mapping[str,
     large, small = (load_model(path, fixed=FixedExtent(name, extent, batch=BATCH)) for extent in (high, other))
     if large.sized or large.columns:
         raise PaddingShowsError("values of its inputs decide the extents of an output, or it computes feature columns")
-    needed = Positions(large, small, high, other, low).check()
+    positions = Positions(large, small, high, other, low)
+    needed = positions.check()
     outputs = {port.name: _axes_of(port, _find(small.outputs, port.name), high, other) for port in large.outputs}
     whole = {n: found for n, found in outputs.items() if found}
     failure = PaddingShowsError("no input has the dimension")
     for pads in _candidates(large.inputs, axes):
         dimension = DynamicDimension(name, low, high, (high,), {**axes, **whole}, pads=pads)
-        trial = _Trial(path, large, dimension, needed)
+        trial = _Trial(path, positions, dimension, needed)
         try:
             return PaddingProof(pads, trial.masks(), whole)
         except PaddingShowsError as error:
@@ -97,10 +99,15 @@ def _candidates(inputs: Sequence[TensorSpec], axes: Mapping[str, tuple[int, ...]
 class _Trial:
     """Runs the model on padded inputs. Every method raises PaddingShowsError where padding shows."""
 
-    def __init__(self, path: Path, model: OnnxModel, dimension: DynamicDimension, needed: Sequence[ZeroNeeded]) -> None:
+    def __init__(
+        self, path: Path, positions: Positions, dimension: DynamicDimension, needed: Sequence[ZeroNeeded]
+    ) -> None:
         import onnxruntime as ort
 
+        model = positions.large
         self._model, self._dimension, self._needed, self._ort = model, dimension, needed, ort
+        self._axes, self._causal = positions.axes, CausalZeros(positions)
+        self._held: dict[tuple[str, int], bool] = {}
         self._original = self._session(str(path))
         made = {name for node in model.nodes for name in node.output}
         seen = {tensor for need in needed for tensor, _ in need.tensors}
@@ -145,10 +152,26 @@ class _Trial:
         known = {**self._model.initializers, **padded}
         if self._inner is not None:
             known |= zip(self._seen, self._run(self._inner, self._seen, padded), strict=True)
-        whole = self._dimension.high
         for need in self._needed:
-            if not any(_is_zero(known[name], axis, extent, whole) for name, axis in need.tensors):
+            if not any(self._is_zero(known[name], name, axis, extent) for name, axis in need.tensors):
                 raise PaddingShowsError(f"node {need.node!r} mixes positions, and padded ones count")
+
+    def _is_zero(self, value: NDArray[Any], name: str, axis: int, extent: int) -> bool:
+        """Whether every padded position is zero: of all queries, or of those in front that constants make so."""
+        whole = self._dimension.high
+        # An axis may hold the positions of several rows one after the other.
+        padded = {each: np.arange(value.shape[each]) % whole >= extent for each in self._axes[name]}
+        behind = value.compress(padded[axis], axis)
+        if not behind.any():
+            return True
+        for other in padded.keys() - {axis}:
+            behind = behind.compress(~padded[other], other)
+        return not behind.any() and self._holds(name, axis)
+
+    def _holds(self, name: str, axis: int) -> bool:
+        if (name, axis) not in self._held:
+            self._held[name, axis] = self._causal.hold(name, axis)
+        return self._held[name, axis]
 
     def _run(self, session: Any, names: Sequence[str], feeds: Feeds) -> list[NDArray[Any]]:
         given = {port.name for port in session.get_inputs()}
@@ -202,12 +225,6 @@ class _Trial:
                 value[..., 0] = 1 - self._dimension.pads.get(port.name, 0)
             found[port.name] = value
         return found
-
-
-def _is_zero(value: NDArray[Any], axis: int, extent: int, whole: int) -> bool:
-    """Whether every padded position is zero. An axis may hold the positions of several rows one after the other."""
-    padded = np.arange(value.shape[axis]) % whole >= extent
-    return value.shape[axis] % whole == 0 and not np.compress(padded, value, axis).any()
 
 
 def _compare(name: str, found: NDArray[Any], wanted: NDArray[Any], extent: int) -> None:
