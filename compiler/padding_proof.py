@@ -121,7 +121,10 @@ class _Trial:
         extents = sorted({d.low, min(d.low + 1, d.high - 1), (d.low + d.high) // 2, d.high - 1})
         for extent in extents:
             for scale in (1.0, LARGE):
-                self._check(self._draw(extent, rng, scale), extent)
+                feeds = self._draw(extent, rng, scale)
+                self._check_zeros(feeds, extent)
+                self._check(feeds, extent)
+                self._check(self._draw(extent, rng, scale, first=False), extent)
         found = []
         for port in self._model.inputs:
             if d.axes.get(port.name) and np.dtype(port.dtype).kind in "iub":
@@ -141,14 +144,17 @@ class _Trial:
 
     def _check(self, feeds: Feeds, extent: int) -> None:
         d = self._dimension
-        padded = {name: np.asarray(value) for name, value in d.bring_to_bucket(feeds, extent).items()}
-        self._check_zeros(padded, extent)
+        padded = self._padded(feeds, extent)
         names = [port.name for port in self._model.outputs]
         exact, found = (self._run(self._original, names, each) for each in (feeds, padded))
         for name, wanted, output in zip(names, exact, found, strict=True):
             _compare(name, d.first(name, output, extent), wanted, extent)
 
-    def _check_zeros(self, padded: Feeds, extent: int) -> None:
+    def _padded(self, feeds: Feeds, extent: int) -> Feeds:
+        return {name: np.asarray(value) for name, value in self._dimension.bring_to_bucket(feeds, extent).items()}
+
+    def _check_zeros(self, feeds: Feeds, extent: int) -> None:
+        padded = self._padded(feeds, extent)
         known = {**self._model.initializers, **padded}
         if self._inner is not None:
             known |= zip(self._seen, self._run(self._inner, self._seen, padded), strict=True)
@@ -209,8 +215,12 @@ class _Trial:
         made: bytes = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION).SerializeToString()
         return made
 
-    def _draw(self, extent: int, rng: np.random.Generator, scale: float) -> Feeds:
-        """Random inputs of the extent; integers without a range are masks, with a 1 in each row."""
+    def _draw(self, extent: int, rng: np.random.Generator, scale: float, *, first: bool = True) -> Feeds:
+        """Random inputs of the extent; integers without a range are masks, with a 1 at the first position of each row.
+
+        first: else masks have a 1 at the last position alone. A causal attention has rows then that see nothing, and
+        some models make them see everything, padding too; in others they are NaN until an operator makes them zero.
+        """
         found = {}
         for port in self._model.inputs:
             axes = self._dimension.axes.get(port.name, ())
@@ -222,7 +232,10 @@ class _Trial:
             low, high = self._bounds[port.name]
             value = rng.integers(low, high, shape, endpoint=True).astype(port.dtype)
             if high == 1 and value.ndim:
-                value[..., 0] = 1 - self._dimension.pads.get(port.name, 0)
+                counts = 1 - self._dimension.pads.get(port.name, 0)
+                if not first:
+                    value[...] = 1 - counts
+                value[..., 0 if first else -1] = counts
             found[port.name] = value
         return found
 

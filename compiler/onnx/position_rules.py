@@ -203,6 +203,8 @@ class Positions:
         index = self._constant(node.input[1])
         if index is None or attribute(node, "batch_dims", 0):
             return False
+        if all(axis >= index.shape[-1] for axis in axes):  # the dimension is none of those that are looked up
+            return True
         whole = all(axis < index.shape[-1] and self._is_whole(node.input[0], axis) for axis in axes)
         return whole and all(self._is_own_position(node.input[1], index[..., axis]) for axis in axes)
 
