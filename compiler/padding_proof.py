@@ -131,6 +131,7 @@ class _Trial:
                 feeds = self._draw(extents[-1], rng, 1.0)
                 feeds[port.name] = np.full_like(feeds[port.name], d.pads.get(port.name, 0))
                 try:
+                    self._check_zeros(feeds, extents[-1])
                     self._check(feeds, extents[-1])
                 except PaddingShowsError:
                     found.append(self._checked_mask(port))
