@@ -22,15 +22,16 @@ from veltair.compiler.onnx.fixed_extent import FixedExtent
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.node_evaluation import IR_VERSION
 from veltair.compiler.onnx.onnx_model import OnnxModel, load_model
-from veltair.compiler.onnx.position_rules import PaddingShowsError, Positions, ZeroNeeded
+from veltair.compiler.onnx.position_rules import LastPositionError, PaddingShowsError, Positions, ZeroNeeded
 from veltair.compiler.onnx.simplify import describe_error
 from veltair.errors import ModelError
-from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
+from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT, DynamicDimension
 from veltair.types import TensorSpec
 
 BATCH = 2
 TOLERANCE = 2e-4  # of an output's largest value: sums are taken in another order
 LARGE = 1000.0  # what floats are multiplied by once: a mask has to put out such values too
+MOST_LAST = 4  # nodes that read the last position; the model is loaded twice for each
 MOST_BYTES = 15 << 27  # of the constants of a model that is looked at: a protobuf holds 2 GB
 SEED = 61
 
@@ -41,13 +42,14 @@ Feeds = dict[str, NDArray[Any]]
 class PaddingProof:
     """What makes padding harmless.
 
-    >>> PaddingProof(pads={}, masks=("attention_mask",), axes={"tokens": (1,)}).masks
+    >>> PaddingProof(pads={}, masks=("attention_mask",), axes={"tokens": (1,)}, last={}).masks
     ('attention_mask',)
     """
 
     pads: Mapping[str, int]  # by input, where that is not 0
     masks: tuple[str, ...]  # inputs that must be 0 or 1, with a 1 in each row
     axes: Mapping[str, tuple[int, ...]]  # of each output that has the dimension
+    last: Mapping[str, bool]  # nodes that have to read the query's last position (`FixedExtent.last`)
 
 
 def prove_padding(path: Path, name: str, low: int, high: int, axes: Mapping[str, tuple[int, ...]]) -> PaddingProof:
@@ -55,20 +57,41 @@ def prove_padding(path: Path, name: str, low: int, high: int, axes: Mapping[str,
 
     axes: by input, those that have the dimension `name`, which goes from `low` to `high`.
     """
+    last: dict[str, bool] = {}
+    while True:
+        try:
+            return _prove(path, name, low, high, axes, last)
+        except LastPositionError as found:
+            if found.name in last or len(last) == MOST_LAST:
+                raise
+            last[found.name] = found.keeps
+        except ModelError as error:
+            if not last:
+                raise
+            raise PaddingShowsError(f"{', '.join(last)}: the last position: {error}") from None
+
+
+def _prove(
+    path: Path, name: str, low: int, high: int, axes: Mapping[str, tuple[int, ...]], last: Mapping[str, bool]
+) -> PaddingProof:
     other = min(max(low, 2 * high // 3), high - 1)
-    large, small = (load_model(path, fixed=FixedExtent(name, extent, batch=BATCH)) for extent in (high, other))
+    both = (FixedExtent(name, extent, batch=BATCH, last=last) for extent in (high, other))
+    large, small = (load_model(path, fixed=fixed) for fixed in both)
+    if last:  # with an open batch, too
+        load_model(path, fixed=FixedExtent(name, high, last=last))
     if large.sized or large.columns:
         raise PaddingShowsError("values of its inputs decide the extents of an output, or it computes feature columns")
-    positions = Positions(large, small, high, other, low)
+    batch = max(port.shape[0] for port in large.inputs if port.name in axes)
+    positions = Positions(large, small, high, other, low, batch)
     needed = positions.check()
     outputs = {port.name: _axes_of(port, _find(small.outputs, port.name), high, other) for port in large.outputs}
     whole = {n: found for n, found in outputs.items() if found}
     failure = PaddingShowsError("no input has the dimension")
     for pads in _candidates(large.inputs, axes):
-        dimension = DynamicDimension(name, low, high, (high,), {**axes, **whole}, pads=pads)
+        dimension = DynamicDimension(name, low, high, (high,), {**axes, **whole}, pads=pads, last=bool(last))
         trial = _Trial(path, positions, dimension, needed)
         try:
-            return PaddingProof(pads, trial.masks(), whole)
+            return PaddingProof(pads, trial.masks(), whole, last)
         except PaddingShowsError as error:
             failure = error
     raise failure
@@ -111,6 +134,9 @@ class _Trial:
         self._original = self._session(str(path))
         made = {name for node in model.nodes for name in node.output}
         seen = {tensor for need in needed for tensor, _ in need.tensors}
+        if dimension.last:  # the file itself takes no extent
+            made |= {port.name for port in model.outputs}
+            seen |= {port.name for port in model.outputs}
         self._seen = sorted(seen & made)
         self._inner = self._session(self._instrumented()) if self._seen else None
         self._bounds = {port.name: id_bounds(model, port.name) or (0, 1) for port in model.inputs}
@@ -147,7 +173,8 @@ class _Trial:
         d = self._dimension
         padded = self._padded(feeds, extent)
         names = [port.name for port in self._model.outputs]
-        exact, found = (self._run(self._original, names, each) for each in (feeds, padded))
+        exact = self._run(self._original, names, feeds)
+        found = self._run(self._inner if d.last else self._original, names, padded)
         for name, wanted, output in zip(names, exact, found, strict=True):
             _compare(name, d.first(name, output, extent), wanted, extent)
 
@@ -224,6 +251,8 @@ class _Trial:
         """
         found = {}
         for port in self._model.inputs:
+            if port.name == EXTENT_INPUT:
+                continue
             axes = self._dimension.axes.get(port.name, ())
             shape = [extent if axis in axes else dim for axis, dim in enumerate(port.shape)]
             kind = np.dtype(port.dtype).kind

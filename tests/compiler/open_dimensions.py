@@ -78,6 +78,7 @@ def text(mask: str = "mask", pool: str = "first") -> onnx.ModelProto:
     return model(nodes, inputs, outputs, constants)
 
 
+LAST = node("Gather", ["tokens", "minus_one"], ["y"], axis=1)
 CAUSAL = (node("LessOrEqual", ["column", "row"], ["seen"]),)
 
 
@@ -114,12 +115,13 @@ def causal_text(
     nodes += behind or [node("MatMul", ["weights", "h"], ["tokens" if pool else "y"])]
     constants = [
         weight("words", VOCABULARY, HIDDEN),
-        *(constant(name, np.int64(value)) for name, value in {"zero": 0, "one": 1, "two": 2}.items()),
+        *(constant(name, np.int64(value)) for name, value in {"zero": 0, "one": 1, "two": 2, "minus_one": -1}.items()),
         *(constant(name, np.array([value], np.int64)) for name, value in PLACES.items()),
         *(constant(name, np.float32(value)) for name, value in LEVELS.items()),
         constant("rare", np.int64(VOCABULARY + 1)),
         constant("scale", np.ones(HIDDEN, np.float32)),
         constant("shift", np.zeros(HIDDEN, np.float32)),
+        weight("square_weight", HIDDEN, HIDDEN),
         weight("taps", HIDDEN, HIDDEN, 3),
         weight("w", 1, HIDDEN, HIDDEN),
         weight("r", 1, HIDDEN, HIDDEN),
@@ -171,7 +173,10 @@ def decoder() -> onnx.ModelProto:
     return model(nodes, inputs, outputs, constants)
 
 
-MODELS = {"masked": text(), "mean": text(pool="mean"), "image": image(), "decoder": decoder(), "causal": causal_text()}
+MODELS = {
+    "masked": text(), "mean": text(pool="mean"), "image": image(), "decoder": decoder(), "causal": causal_text(),
+    "causal_last": causal_text(pool=[LAST], shape=("batch", HIDDEN)),
+}
 
 
 def dimension_of(name: str) -> str:

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto
-from open_dimensions import HIDDEN, causal_text, constant, model, node
+from open_dimensions import HIDDEN, LAST, causal_text, constant, model, node
 
 from veltair.compiler.causal_zeros import CausalZeros
 from veltair.compiler.dimension_plan import plan_dimension
@@ -71,6 +71,32 @@ PADDED: dict[str, onnx.ModelProto] = {
         ]
     ),
 }
+FLAT = ("batch", HIDDEN)
+LASTS: dict[str, onnx.ModelProto] = {
+    "from the end": causal_text(pool=[LAST], shape=FLAT),
+    "an axis of one": causal_text(
+        pool=[node("Slice", ["tokens", "end", "large", "second"], ["y"])], shape=["batch", 1, HIDDEN]
+    ),
+    "from the length": causal_text(
+        pool=[node("Sub", ["length", "one"], ["at"]), node("Gather", ["tokens", "at"], ["y"], axis=1)], shape=FLAT
+    ),
+    "an axis counted from the end, and a product behind": causal_text(
+        pool=[
+            node("Gather", ["tokens", "end"], ["t"], axis=-2),
+            node("Squeeze", ["t", "second"], ["s"]),
+            node("MatMul", ["s", "square_weight"], ["y"]),
+        ],
+        shape=FLAT,
+    ),
+    "before and behind": causal_text(
+        pool=[
+            node("Slice", ["h", "end", "large", "second"], ["a"]),
+            node("Slice", ["tokens", "end", "large", "second"], ["b"]),
+            node("Add", ["a", "b"], ["c"]),
+            node("Add", ["c", "tokens"], ["y"]),
+        ]
+    ),
+}
 SHOWS: dict[str, onnx.ModelProto] = {
     "all positions": causal_text([node("Identity", ["scores"], ["kept"])]),
     "one position ahead": causal_text(AHEAD),
@@ -106,6 +132,19 @@ SHOWS: dict[str, onnx.ModelProto] = {
             node("Slice", ["tokens", "none", "end", "second"], ["b"]),
             node("Concat", ["a", "b"], ["y"], axis=1),
         ]
+    ),
+    "the last position but one": causal_text(
+        pool=[node("Sub", ["length", "two"], ["at"]), node("Gather", ["tokens", "at"], ["y"], axis=1)], shape=FLAT
+    ),
+    "half of the positions": causal_text(
+        pool=[node("Div", ["length", "two"], ["at"]), node("Gather", ["tokens", "at"], ["y"], axis=1)], shape=FLAT
+    ),
+    "the last position where batch and length have changed places": causal_text(
+        pool=[node("Transpose", ["tokens"], ["t"], perm=[1, 0, 2]), node("Gather", ["t", "minus_one"], ["y"])],
+        shape=FLAT,
+    ),
+    "the last position of an attention that sees all": causal_text(
+        [node("Identity", ["scores"], ["kept"])], pool=[LAST], shape=FLAT
     ),
     "sums of what comes behind": causal_text(pool=[node("CumSum", ["tokens", "second"], ["y"], reverse=1)]),
     "a norm over positions": causal_text(
@@ -153,6 +192,16 @@ def test_a_causal_attention_pads(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(found.first("y", padded, extent), wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", LASTS)
+def test_the_last_position_is_that_of_each_sample(name: str, tmp_path: Path) -> None:
+    path = saved(LASTS[name], tmp_path)
+    plan = plan_dimension(path, "seq", LOW, HIGH)
+    assert (plan.dimension.exact, plan.dimension.last) == (False, True)
+    loaded = load_model(path, fixed=plan.fixed[0])
+    assert loaded.mergeable and loaded.inputs[-1].shape == (-1,)
+    assert not any(spec.shape[1:2] == (HIGH,) for spec in loaded.outputs if "y" not in plan.dimension.axes)
+
+
 @pytest.mark.parametrize("name", SHOWS)
 def test_what_sees_padding_is_left_as_it_is(name: str, tmp_path: Path) -> None:
     path = saved(SHOWS[name], tmp_path)
@@ -193,6 +242,6 @@ def test_zeros_that_constants_make(nodes: list[Any], holds: bool, tmp_path: Path
     ports = [("x", FLOAT, ["batch", "seq", "seq"])], [("y", FLOAT, ["batch", "seq", "seq"])]
     path = saved(model([*triangle, *nodes], *ports, constants), tmp_path)
     large, small = (load_model(path, fixed=FixedExtent("seq", extent, batch=2)) for extent in (9, 6))
-    positions = Positions(large, small, 9, 6, LOW)
+    positions = Positions(large, small, 9, 6, LOW, 2)
     positions.check()
     assert CausalZeros(positions).hold("y", 2) == holds
