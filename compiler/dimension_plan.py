@@ -36,13 +36,12 @@ class DimensionPlan:
     dimension: DynamicDimension
     output_room: OutputRoom
     ids: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of a model that is not padded: bounds of inputs
-    last: Mapping[str, bool] = field(default_factory=dict)  # of one that is padded: `FixedExtent.last`
 
     @property
     def fixed(self) -> tuple[FixedExtent, ...]:
         """What is compiled, the largest first."""
         d = self.dimension
-        return tuple(FixedExtent(d.name, extent, d.exact, ids=self.ids, last=self.last) for extent in d.extents)
+        return tuple(FixedExtent(d.name, extent, d.exact, ids=self.ids, last=d.last) for extent in d.extents)
 
 
 def plan_dimension(path: Path, name: str, low: int, high: int, output_room: OutputRoom = OUTPUT_ROOM) -> DimensionPlan:
@@ -67,9 +66,9 @@ def plan_dimension(path: Path, name: str, low: int, high: int, output_room: Outp
         return DimensionPlan(dimension, rooms, ids)
     extents = bucket_extents(low, high)
     dimension = DynamicDimension(
-        name, low, high, extents, axes | dict(proof.axes), dict(proof.pads), proof.masks, last=bool(proof.last)
+        name, low, high, extents, axes | dict(proof.axes), dict(proof.pads), proof.masks, last=dict(proof.last)
     )
-    return DimensionPlan(dimension, output_room, last=proof.last)
+    return DimensionPlan(dimension, output_room)
 
 
 def bucket_extents(low: int, high: int) -> tuple[int, ...]:

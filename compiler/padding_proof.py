@@ -88,7 +88,7 @@ def _prove(
     whole = {n: found for n, found in outputs.items() if found}
     failure = PaddingShowsError("no input has the dimension")
     for pads in _candidates(large.inputs, axes):
-        dimension = DynamicDimension(name, low, high, (high,), {**axes, **whole}, pads=pads, last=bool(last))
+        dimension = DynamicDimension(name, low, high, (high,), {**axes, **whole}, pads=pads, last=dict(last))
         trial = _Trial(path, positions, dimension, needed)
         try:
             return PaddingProof(pads, trial.masks(), whole, last)
