@@ -2,8 +2,9 @@
 
 Two things have to hold. By its structure, the model mixes positions only where each padded one is exactly zero
 (`onnx.position_rules`), which is seen on the model itself, on random inputs padded from several extents: values that an
-attention mask has put out are exact zeros, others never are by chance. And ONNX Runtime gives the same answers for
-inputs as they are and padded.
+attention mask has put out are exact zeros, others never are by chance. Zeros that hold for the positions of the query
+alone, as behind a causal mask, have to follow from constants, too (`causal_zeros`). And ONNX Runtime gives the same
+answers for inputs as they are and padded.
 """
 
 from __future__ import annotations

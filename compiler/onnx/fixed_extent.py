@@ -40,7 +40,9 @@ class FixedExtent:
     exact: bool = False
     batch: int | None = None  # what a symbolic first dimension is fixed to; None: it stays open
     ids: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # the bounds of inputs that are exact
-    last: Mapping[str, bool] = field(default_factory=dict)  # results that are the last position: whether as an axis of 1
+    last: Mapping[str, bool] = field(
+        default_factory=dict
+    )  # results that are the last position: whether as an axis of 1
 
     @property
     def bounds(self) -> dict[str, tuple[int, int]]:
@@ -115,7 +117,9 @@ class FixedExtent:
             graph.node.extend(_read_last(node, self.last) if node.output[0] in self.last else [node])
         graph.initializer.append(numpy_helper.from_array(np.ones(1, np.int64), ONE))
         rows = [value.type.tensor_type.shape.dim[0] for value in graph.input if value.name in axes]
-        batch = max((dim.dim_value for dim in rows), default=0) if all(dim.HasField("dim_value") for dim in rows) else None
+        batch = (
+            max((dim.dim_value for dim in rows), default=0) if all(dim.HasField("dim_value") for dim in rows) else None
+        )
         graph.input.append(helper.make_tensor_value_info(EXTENT_INPUT, TensorProto.INT64, [batch]))
 
 

@@ -3,7 +3,8 @@
 `Positions` walks a model that was loaded at two extents. The axes whose extents differ are those of the dimension; what
 a node does along them follows from its operator. Position-wise operators need no more. A matrix product, a sum or
 a softmax along the dimension mixes positions: padding does not show in it where every padded position is zero in one
-operand (of a softmax: in its result), which values tell (`padding_proof`). Everything else is refused.
+operand (of a softmax: in its result), which values tell (`padding_proof`). Everything else is refused, a node that reads the
+last position with an error of its own, so that it may be told where a query ends.
 """
 
 from __future__ import annotations
@@ -272,7 +273,9 @@ class Positions:
 
     def _is_last(self, name: str) -> bool:
         found = [(self._constant(name), self.extent), (self.small.initializers.get(name), self.other)]
-        return all(index is not None and index.size == 1 and int(index.item()) in (-1, extent - 1) for index, extent in found)
+        return all(
+            index is not None and index.size == 1 and int(index.item()) in (-1, extent - 1) for index, extent in found
+        )
 
     def _is_whole(self, name: str, axis: int) -> bool:
         return self._shape(name)[axis] == self.extent

@@ -57,8 +57,7 @@ class DynamicDimension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     masks: tuple[str, ...] = ()  # inputs of 0 and 1, a 1 in each row: padding is proved for these alone
     exact: bool = False  # nothing is padded: kernels get the extent as EXTENT_INPUT
     reason: str = ""  # why that is so
-    last: dict[str, bool] = {}  # results of nodes that read the last position, so that kernels get the extent of each
-    # sample as EXTENT_INPUT: whether such a result still has the dimension, as one of 1
+    last: dict[str, bool] = {}  # tensors that are the last position, of each sample by EXTENT_INPUT: True keeps an axis
     surplus: dict[str, int] = {}  # by input: what its axes have more than the extent; of a decoder's mask, a new token
 
     def bucket_of(self, extent: int) -> int:

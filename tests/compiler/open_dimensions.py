@@ -174,7 +174,11 @@ def decoder() -> onnx.ModelProto:
 
 
 MODELS = {
-    "masked": text(), "mean": text(pool="mean"), "image": image(), "decoder": decoder(), "causal": causal_text(),
+    "masked": text(),
+    "mean": text(pool="mean"),
+    "image": image(),
+    "decoder": decoder(),
+    "causal": causal_text(),
     "causal_last": causal_text(pool=[LAST], shape=("batch", HIDDEN)),
 }
 

@@ -192,6 +192,18 @@ def test_a_causal_attention_pads(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(found.first("y", padded, extent), wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("causal", [0, 1])
+def test_an_attention_operator_pads_where_it_is_causal(causal: int, tmp_path: Path) -> None:
+    heads = {"q_num_heads": 2, "kv_num_heads": 2, "is_causal": causal}
+    nodes = [node("Gather", ["words", "ids"], ["h"]), node("Attention", ["h", "h", "h"], ["y"], **heads)]
+    words = next(each for each in causal_text().graph.initializer if each.name == "words")
+    ports = [("ids", TensorProto.INT64, ["batch", "seq"])], [("y", FLOAT, ["batch", "seq", HIDDEN])]
+    proto = model(nodes, *ports, [words])
+    proto.opset_import[0].version = 23
+    proto.ir_version = 11
+    assert plan_dimension(saved(proto, tmp_path), "seq", LOW, HIGH).dimension.exact == (not causal)
+
+
 @pytest.mark.parametrize("name", LASTS)
 def test_the_last_position_is_that_of_each_sample(name: str, tmp_path: Path) -> None:
     path = saved(LASTS[name], tmp_path)
