@@ -3,8 +3,8 @@
 `Positions` walks a model that was loaded at two extents. The axes whose extents differ are those of the dimension; what
 a node does along them follows from its operator. Position-wise operators need no more. A matrix product, a sum or
 a softmax along the dimension mixes positions: padding does not show in it where every padded position is zero in one
-operand (of a softmax: in its result), which values tell (`padding_proof`). Everything else is refused. A node that reads
-the last position has an error of its own, so that it may be told where a query ends.
+operand (of a softmax: in its result), which values tell (`padding_proof`). Everything else is refused. A node that
+reads the last position has an error of its own, so that it may be told where a query ends.
 """
 
 from __future__ import annotations
