@@ -7,7 +7,7 @@ operators that exporters write around them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -39,6 +39,7 @@ class CausalZeros:
     def __init__(self, positions: Positions) -> None:
         self._positions, self._model = positions, positions.large
         self._makers = {name: node for node in self._model.nodes for name in node.output}
+        self._found: dict[tuple[str, bool], Array] = {}  # by tensor, and whether zeros or levels; of one question
 
     def hold(self, name: str, axis: int) -> bool:
         """Whether the tensor is zero at each position along `axis` that lies behind those of its other axes.
@@ -48,6 +49,7 @@ class CausalZeros:
         axes = self._positions.axes[name]
         if len(axes) > MOST_AXES:
             return False
+        self._found.clear()
         zeros = self._zeros(name, 0)
         rank, whole = len(self._shape(name)), self._positions.extent
         where = {each: self._along(each, rank, np.arange(self._shape(name)[each]) % whole) for each in axes}
@@ -68,7 +70,7 @@ class CausalZeros:
             return unknown
 
         def of(place: int) -> Array:
-            return self._zeros(node.input[place], depth + 1)
+            return self._once(self._zeros, node.input[place], depth + 1)
 
         match node.op_type:
             case "Softmax":
@@ -97,7 +99,7 @@ class CausalZeros:
             return unknown
 
         def of(place: int) -> Array:
-            return self._levels(node.input[place], depth + 1)
+            return self._once(self._levels, node.input[place], depth + 1)
 
         match node.op_type:
             case "Add":
@@ -115,6 +117,13 @@ class CausalZeros:
                 return self._moved(node, of(0))
         return unknown
 
+    def _once(self, follow: Callable[[str, int], Array], name: str, depth: int) -> Array:
+        """What `follow` finds of a tensor. Several nodes may read it."""
+        key = name, follow == self._zeros
+        if key not in self._found:
+            self._found[key] = follow(name, depth)
+        return self._found[key]
+
     def _condition(self, name: str) -> tuple[Array, Array]:
         """Where a condition always holds, and where it never does."""
         value = self._model.initializers.get(name)
@@ -129,6 +138,7 @@ class CausalZeros:
     def _moved(self, node: onnx.NodeProto, found: Array) -> Array:
         """What is known of a tensor after its elements have moved."""
         before, after = self._shape(node.input[0]), self._shape(node.output[0])
+        found = found.reshape([1] * (len(before) - found.ndim) + list(found.shape))
         if node.op_type == "Transpose":
             return found.transpose(attribute(node, "perm", None) or range(len(before))[::-1])
         if node.op_type == "Expand":

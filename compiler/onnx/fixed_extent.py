@@ -40,9 +40,7 @@ class FixedExtent:
     exact: bool = False
     batch: int | None = None  # what a symbolic first dimension is fixed to; None: it stays open
     ids: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # the bounds of inputs that are exact
-    last: Mapping[str, bool] = field(
-        default_factory=dict
-    )  # results that are the last position: whether as an axis of 1
+    last: Mapping[str, bool] = field(default_factory=dict)  # results that are the last position: True keeps its axis
 
     @property
     def bounds(self) -> dict[str, tuple[int, int]]:
@@ -109,7 +107,7 @@ class FixedExtent:
         given = list(graph.node)
         found = {name for node in given for name in node.output if node.op_type in ("Gather", "Slice")}
         if not self.last.keys() <= found:
-            raise ModelError(f"{path}: no node of the file reads the last position as it does without what is constant")
+            raise ModelError(f"{path}: expected a Gather or Slice that makes {', '.join(self.last.keys() - found)}")
         del graph.node[:]
         graph.node.append(helper.make_node("Sub", [EXTENT_INPUT, ONE], [f"{PREFIX}last"], f"{PREFIX}last"))
         graph.node.append(helper.make_node("Unsqueeze", [f"{PREFIX}last", ONE], [PLACE], PLACE))
@@ -117,9 +115,7 @@ class FixedExtent:
             graph.node.extend(_read_last(node, self.last) if node.output[0] in self.last else [node])
         graph.initializer.append(numpy_helper.from_array(np.ones(1, np.int64), ONE))
         rows = [value.type.tensor_type.shape.dim[0] for value in graph.input if value.name in axes]
-        batch = (
-            max((dim.dim_value for dim in rows), default=0) if all(dim.HasField("dim_value") for dim in rows) else None
-        )
+        batch = max(dim.dim_value for dim in rows) if all(dim.HasField("dim_value") for dim in rows) else None
         graph.input.append(helper.make_tensor_value_info(EXTENT_INPUT, TensorProto.INT64, [batch]))
 
 
