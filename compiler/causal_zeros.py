@@ -64,7 +64,7 @@ class CausalZeros:
     def _zeros(self, name: str, depth: int) -> Array:
         """True where an element is zero for every input."""
         if name in self._model.initializers:
-            return np.asarray(self._model.initializers[name] == 0).all(self._others(name), keepdims=True)
+            return self._always(name, self._model.initializers[name] == 0)
         node, unknown = self._makers.get(name), np.zeros([1] * len(self._shape(name)), bool)
         if node is None or depth > DEEPEST:
             return unknown
@@ -93,7 +93,8 @@ class CausalZeros:
     def _levels(self, name: str, depth: int) -> Array:
         """What constants add to each element, as an upper bound; 0 for what no constant says anything of."""
         if name in self._model.initializers:
-            return np.asarray(self._model.initializers[name], np.float32).max(self._others(name), keepdims=True)
+            value = self._model.initializers[name].astype(np.float32)
+            return np.asarray(value.max(self._others(name), keepdims=True))
         node, unknown = self._makers.get(name), np.zeros([1] * len(self._shape(name)), np.float32)
         if node is None or depth > DEEPEST:
             return unknown
@@ -104,10 +105,10 @@ class CausalZeros:
         match node.op_type:
             case "Add":
                 with np.errstate(over="ignore", invalid="ignore"):
-                    return np.nan_to_num(of(0) + of(1), neginf=-np.inf)
+                    return np.asarray(np.nan_to_num(of(0) + of(1), neginf=-np.inf))
             case "Where":
                 always, never = self._condition(node.input[0])
-                return np.maximum(np.where(never, LOWEST, of(1)), np.where(always, LOWEST, of(2)))
+                return np.asarray(np.maximum(np.where(never, LOWEST, of(1)), np.where(always, LOWEST, of(2))))
             case "Max" if len(node.input) == 2:
                 first, second = of(0), of(1)
                 return np.where((first <= MASKED) & (second <= MASKED), np.maximum(first, second), np.float32(0))
@@ -128,8 +129,12 @@ class CausalZeros:
         """Where a condition always holds, and where it never does."""
         value = self._model.initializers.get(name)
         if value is None:
-            return np.False_, np.False_
-        return value.all(self._others(name), keepdims=True), (~value).all(self._others(name), keepdims=True)
+            return np.zeros((), bool), np.zeros((), bool)
+        return self._always(name, value), self._always(name, ~value)
+
+    def _always(self, name: str, value: Array) -> Array:
+        """Where something holds of a constant along all axes but the dimension's."""
+        return np.asarray(np.all(value, axis=self._others(name), keepdims=True))
 
     def _others(self, name: str) -> tuple[int, ...]:
         """The axes of a tensor that are not the dimension's."""

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 node = helper.make_node
 VOCABULARY, HIDDEN, LONGEST = 13, 4, 9
 PLACES = {"second": 1, "end": -1, "begin": -99, "none": 0, "large": 99}  # along an axis, in vectors of one number
-LEVELS = {"least": np.finfo(np.float32).min, "low": -1e4, "weak": -1, "unit": 1, "nothing": 0}
+LEVELS = {"least": np.finfo(np.float32).min, "infinite": -np.inf, "low": -1e4, "weak": -1, "unit": 1, "nothing": 0}
 random = np.random.default_rng(61)
 Feeds = dict[str, NDArray[Any]]
 

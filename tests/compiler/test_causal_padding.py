@@ -222,6 +222,25 @@ def test_what_sees_padding_is_left_as_it_is(name: str, tmp_path: Path) -> None:
     assert found.exact and found.reason and found.extents == (HIGH,)
 
 
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_mask_beside_the_triangle(guarded: bool, tmp_path: Path) -> None:
+    """Where the mask leaves out the first positions, their rows see nothing: NaN that is made zero is the same with
+    padding, a mean of everything is not."""
+    out = "infinite" if guarded else "least"
+    masked = [
+        node("Unsqueeze", ["mask", "second"], ["m"]),
+        node("Cast", ["m"], ["given"], to=TensorProto.BOOL),
+        node("LessOrEqual", ["column", "row"], ["before"]),
+        node("And", ["before", "given"], ["seen"]),
+        node("Where", ["seen", "scores", out], ["kept"]),
+    ]
+    guard = [node("IsNaN", ["weights"], ["no"]), node("Where", ["no", "nothing", "weights"], ["sure"])]
+    proto = causal_text(masked, behind=[*guard, node("MatMul", ["sure", "h"], ["y"])])
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("mask", TensorProto.INT64, ["batch", "seq"]))
+    found = plan_dimension(saved(proto, tmp_path), "seq", LOW, HIGH).dimension
+    assert (found.exact, found.masks) == (not guarded, ("mask",) if guarded else ())
+
+
 def test_a_beginning_that_every_query_has_may_see_all_of_itself(tmp_path: Path) -> None:
     path = saved(SHOWS["a beginning that sees all of itself"], tmp_path)
     assert [plan_dimension(path, "seq", low, HIGH).dimension.exact for low in (2, 3)] == [True, False]

@@ -165,6 +165,7 @@ def test_without_onnx_runtime_only_what_pads(folder: Path, tmp_path: Path) -> No
         {"dimension": {"axes": {}}},
         {"dimension": {"masks": ("nothing",)}},
         {"dimension": {"exact": True}},
+        {"dimension": {"last": {"tokens": False}}},
     ],
 )
 def test_a_manifest_that_lies_about_its_dimension(folder: Path, change: dict[str, Any]) -> None:
