@@ -41,7 +41,7 @@ class DimensionPlan:
     def fixed(self) -> tuple[FixedExtent, ...]:
         """What is compiled, the largest first."""
         d = self.dimension
-        return tuple(FixedExtent(d.name, extent, d.exact, ids=self.ids) for extent in d.extents)
+        return tuple(FixedExtent(d.name, extent, d.exact, ids=self.ids, last=d.last) for extent in d.extents)
 
 
 def plan_dimension(path: Path, name: str, low: int, high: int, output_room: OutputRoom = OUTPUT_ROOM) -> DimensionPlan:
@@ -65,7 +65,9 @@ def plan_dimension(path: Path, name: str, low: int, high: int, output_room: Outp
         dimension = DynamicDimension(name, low, high, (high,), axes, exact=True, reason=str(shown), surplus=surplus)
         return DimensionPlan(dimension, rooms, ids)
     extents = bucket_extents(low, high)
-    dimension = DynamicDimension(name, low, high, extents, axes | dict(proof.axes), dict(proof.pads), proof.masks)
+    dimension = DynamicDimension(
+        name, low, high, extents, axes | dict(proof.axes), dict(proof.pads), proof.masks, last=dict(proof.last)
+    )
     return DimensionPlan(dimension, output_room)
 
 

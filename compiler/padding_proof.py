@@ -2,8 +2,9 @@
 
 Two things have to hold. By its structure, the model mixes positions only where each padded one is exactly zero
 (`onnx.position_rules`), which is seen on the model itself, on random inputs padded from several extents: values that an
-attention mask has put out are exact zeros, others never are by chance. And ONNX Runtime gives the same answers for
-inputs as they are and padded.
+attention mask has put out are exact zeros, others never are by chance. Zeros that hold for the positions of the query
+alone, as behind a causal mask, have to follow from constants, too (`causal_zeros`). And ONNX Runtime gives the same
+answers for inputs as they are and padded.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.causal_zeros import CausalZeros
 from veltair.compiler.onnx.fixed_extent import FixedExtent
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.node_evaluation import IR_VERSION
 from veltair.compiler.onnx.onnx_model import OnnxModel, load_model
-from veltair.compiler.onnx.position_rules import PaddingShowsError, Positions, ZeroNeeded
+from veltair.compiler.onnx.position_rules import LastPositionError, PaddingShowsError, Positions, ZeroNeeded
 from veltair.compiler.onnx.simplify import describe_error
 from veltair.errors import ModelError
-from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
+from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT, DynamicDimension
 from veltair.types import TensorSpec
 
 BATCH = 2
 TOLERANCE = 2e-4  # of an output's largest value: sums are taken in another order
 LARGE = 1000.0  # what floats are multiplied by once: a mask has to put out such values too
+MOST_LAST = 4  # nodes that read the last position; the model is loaded twice for each
 MOST_BYTES = 15 << 27  # of the constants of a model that is looked at: a protobuf holds 2 GB
 SEED = 61
 
@@ -40,13 +43,14 @@ Feeds = dict[str, NDArray[Any]]
 class PaddingProof:
     """What makes padding harmless.
 
-    >>> PaddingProof(pads={}, masks=("attention_mask",), axes={"tokens": (1,)}).masks
+    >>> PaddingProof(pads={}, masks=("attention_mask",), axes={"tokens": (1,)}, last={}).masks
     ('attention_mask',)
     """
 
     pads: Mapping[str, int]  # by input, where that is not 0
     masks: tuple[str, ...]  # inputs that must be 0 or 1, with a 1 in each row
     axes: Mapping[str, tuple[int, ...]]  # of each output that has the dimension
+    last: Mapping[str, bool]  # nodes that have to read the query's last position (`FixedExtent.last`)
 
 
 def prove_padding(path: Path, name: str, low: int, high: int, axes: Mapping[str, tuple[int, ...]]) -> PaddingProof:
@@ -54,19 +58,41 @@ def prove_padding(path: Path, name: str, low: int, high: int, axes: Mapping[str,
 
     axes: by input, those that have the dimension `name`, which goes from `low` to `high`.
     """
+    last: dict[str, bool] = {}
+    while True:
+        try:
+            return _prove(path, name, low, high, axes, last)
+        except LastPositionError as found:
+            if found.name in last or len(last) == MOST_LAST:
+                raise
+            last[found.name] = found.keeps
+        except ModelError as error:
+            if not last:
+                raise
+            raise PaddingShowsError(f"{', '.join(last)}: the last position: {error}") from None
+
+
+def _prove(
+    path: Path, name: str, low: int, high: int, axes: Mapping[str, tuple[int, ...]], last: Mapping[str, bool]
+) -> PaddingProof:
     other = min(max(low, 2 * high // 3), high - 1)
-    large, small = (load_model(path, fixed=FixedExtent(name, extent, batch=BATCH)) for extent in (high, other))
+    both = (FixedExtent(name, extent, batch=BATCH, last=last) for extent in (high, other))
+    large, small = (load_model(path, fixed=fixed) for fixed in both)
+    if last:  # with an open batch, too
+        load_model(path, fixed=FixedExtent(name, high, last=last))
     if large.sized or large.columns:
         raise PaddingShowsError("values of its inputs decide the extents of an output, or it computes feature columns")
-    needed = Positions(large, small, high, other, low).check()
+    batch = max(port.shape[0] for port in large.inputs if port.name in axes)
+    positions = Positions(large, small, high, other, low, batch)
+    needed = positions.check()
     outputs = {port.name: _axes_of(port, _find(small.outputs, port.name), high, other) for port in large.outputs}
     whole = {n: found for n, found in outputs.items() if found}
     failure = PaddingShowsError("no input has the dimension")
     for pads in _candidates(large.inputs, axes):
-        dimension = DynamicDimension(name, low, high, (high,), {**axes, **whole}, pads=pads)
-        trial = _Trial(path, large, dimension, needed)
+        dimension = DynamicDimension(name, low, high, (high,), {**axes, **whole}, pads=pads, last=dict(last))
+        trial = _Trial(path, positions, dimension, needed)
         try:
-            return PaddingProof(pads, trial.masks(), whole)
+            return PaddingProof(pads, trial.masks(), whole, last)
         except PaddingShowsError as error:
             failure = error
     raise failure
@@ -97,13 +123,21 @@ def _candidates(inputs: Sequence[TensorSpec], axes: Mapping[str, tuple[int, ...]
 class _Trial:
     """Runs the model on padded inputs. Every method raises PaddingShowsError where padding shows."""
 
-    def __init__(self, path: Path, model: OnnxModel, dimension: DynamicDimension, needed: Sequence[ZeroNeeded]) -> None:
+    def __init__(
+        self, path: Path, positions: Positions, dimension: DynamicDimension, needed: Sequence[ZeroNeeded]
+    ) -> None:
         import onnxruntime as ort
 
+        model = positions.large
         self._model, self._dimension, self._needed, self._ort = model, dimension, needed, ort
+        self._axes, self._causal = positions.axes, CausalZeros(positions)
+        self._held: dict[tuple[str, int], bool] = {}
         self._original = self._session(str(path))
         made = {name for node in model.nodes for name in node.output}
         seen = {tensor for need in needed for tensor, _ in need.tensors}
+        if dimension.last:  # the file itself takes no extent
+            made |= {port.name for port in model.outputs}
+            seen |= {port.name for port in model.outputs}
         self._seen = sorted(seen & made)
         self._inner = self._session(self._instrumented()) if self._seen else None
         self._bounds = {port.name: id_bounds(model, port.name) or (0, 1) for port in model.inputs}
@@ -114,13 +148,18 @@ class _Trial:
         extents = sorted({d.low, min(d.low + 1, d.high - 1), (d.low + d.high) // 2, d.high - 1})
         for extent in extents:
             for scale in (1.0, LARGE):
-                self._check(self._draw(extent, rng, scale), extent)
+                feeds = self._draw(extent, rng, scale)
+                self._check_zeros(feeds, extent)
+                self._check(feeds, extent)
+                if (0, 1) in self._bounds.values():
+                    self._check(self._draw(extent, rng, scale, first=False), extent)
         found = []
         for port in self._model.inputs:
             if d.axes.get(port.name) and np.dtype(port.dtype).kind in "iub":
                 feeds = self._draw(extents[-1], rng, 1.0)
                 feeds[port.name] = np.full_like(feeds[port.name], d.pads.get(port.name, 0))
                 try:
+                    self._check_zeros(feeds, extents[-1])
                     self._check(feeds, extents[-1])
                 except PaddingShowsError:
                     found.append(self._checked_mask(port))
@@ -134,21 +173,41 @@ class _Trial:
 
     def _check(self, feeds: Feeds, extent: int) -> None:
         d = self._dimension
-        padded = {name: np.asarray(value) for name, value in d.bring_to_bucket(feeds, extent).items()}
-        self._check_zeros(padded, extent)
+        padded = self._padded(feeds, extent)
         names = [port.name for port in self._model.outputs]
-        exact, found = (self._run(self._original, names, each) for each in (feeds, padded))
+        exact = self._run(self._original, names, feeds)
+        found = self._run(self._inner if d.last else self._original, names, padded)
         for name, wanted, output in zip(names, exact, found, strict=True):
             _compare(name, d.first(name, output, extent), wanted, extent)
 
-    def _check_zeros(self, padded: Feeds, extent: int) -> None:
+    def _padded(self, feeds: Feeds, extent: int) -> Feeds:
+        return {name: np.asarray(value) for name, value in self._dimension.bring_to_bucket(feeds, extent).items()}
+
+    def _check_zeros(self, feeds: Feeds, extent: int) -> None:
+        padded = self._padded(feeds, extent)
         known = {**self._model.initializers, **padded}
         if self._inner is not None:
             known |= zip(self._seen, self._run(self._inner, self._seen, padded), strict=True)
-        whole = self._dimension.high
         for need in self._needed:
-            if not any(_is_zero(known[name], axis, extent, whole) for name, axis in need.tensors):
+            if not any(self._is_zero(known[name], name, axis, extent) for name, axis in need.tensors):
                 raise PaddingShowsError(f"node {need.node!r} mixes positions, and padded ones count")
+
+    def _is_zero(self, value: NDArray[Any], name: str, axis: int, extent: int) -> bool:
+        """Whether every padded position is zero: of all queries, or of those in front that constants make so."""
+        whole = self._dimension.high
+        # An axis may hold the positions of several rows one after the other.
+        padded = {each: np.arange(value.shape[each]) % whole >= extent for each in self._axes[name]}
+        behind = value.compress(padded[axis], axis)
+        if not behind.any():
+            return True
+        for other in padded.keys() - {axis}:
+            behind = behind.compress(~padded[other], other)
+        return not behind.any() and self._holds(name, axis)
+
+    def _holds(self, name: str, axis: int) -> bool:
+        if (name, axis) not in self._held:
+            self._held[name, axis] = self._causal.hold(name, axis)
+        return self._held[name, axis]
 
     def _run(self, session: Any, names: Sequence[str], feeds: Feeds) -> list[NDArray[Any]]:
         given = {port.name for port in session.get_inputs()}
@@ -186,10 +245,16 @@ class _Trial:
         made: bytes = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION).SerializeToString()
         return made
 
-    def _draw(self, extent: int, rng: np.random.Generator, scale: float) -> Feeds:
-        """Random inputs of the extent; integers without a range are masks, with a 1 in each row."""
+    def _draw(self, extent: int, rng: np.random.Generator, scale: float, *, first: bool = True) -> Feeds:
+        """Random inputs of the extent; integers without a range are masks, with a 1 at the first position of each row.
+
+        first: else masks have a 1 at the last position alone. A causal attention has rows then that see nothing, and
+        some models make them see everything, padding too; in others they are NaN until an operator makes them zero.
+        """
         found = {}
         for port in self._model.inputs:
+            if port.name == EXTENT_INPUT:
+                continue
             axes = self._dimension.axes.get(port.name, ())
             shape = [extent if axis in axes else dim for axis, dim in enumerate(port.shape)]
             kind = np.dtype(port.dtype).kind
@@ -199,15 +264,12 @@ class _Trial:
             low, high = self._bounds[port.name]
             value = rng.integers(low, high, shape, endpoint=True).astype(port.dtype)
             if high == 1 and value.ndim:
-                value[..., 0] = 1 - self._dimension.pads.get(port.name, 0)
+                counts = 1 - self._dimension.pads.get(port.name, 0)
+                if not first:
+                    value[...] = 1 - counts
+                value[..., 0 if first else -1] = counts
             found[port.name] = value
         return found
-
-
-def _is_zero(value: NDArray[Any], axis: int, extent: int, whole: int) -> bool:
-    """Whether every padded position is zero. An axis may hold the positions of several rows one after the other."""
-    padded = np.arange(value.shape[axis]) % whole >= extent
-    return value.shape[axis] % whole == 0 and not np.compress(padded, value, axis).any()
 
 
 def _compare(name: str, found: NDArray[Any], wanted: NDArray[Any], extent: int) -> None:

@@ -68,7 +68,7 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Verifi
         return _verify_bucket(found, model, features)
     ids = {p.name: (p.low, p.high) for p in found.manifest.client_inputs if p.low is not None and p.high is not None}
     buckets = [
-        (bucket, FixedExtent(dimension.name, extent, dimension.exact, ids=ids))
+        (bucket, FixedExtent(dimension.name, extent, dimension.exact, ids=ids, last=dimension.last))
         for bucket, extent in zip(found.buckets(), dimension.extents, strict=True)
     ]
     whole = VerificationReport(found.manifest.tolerance, 0, 0, (), 0)

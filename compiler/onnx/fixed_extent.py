@@ -3,6 +3,9 @@
 Either its inputs have that extent, or they are *exact*: they have room for it, and the extent of a query comes as an
 input of its own, to which operators at the model's begin cut them. What is behind these has no shape that can be told,
 so that it is left to ONNX Runtime (`folding.opaque_nodes`), which takes any.
+
+Where inputs are padded, the position that a node reads as the last one is not the query's last. Such nodes get the
+extent of each sample as that same input.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from veltair.errors import ModelError
 from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT
 
 PREFIX = f"{EXTENT_INPUT}/"  # of names that are added
+ONE, PLACE = f"{PREFIX}one", f"{PREFIX}place"  # the number, and the last position of each sample, (batch, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +40,12 @@ class FixedExtent:
     exact: bool = False
     batch: int | None = None  # what a symbolic first dimension is fixed to; None: it stays open
     ids: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # the bounds of inputs that are exact
+    last: Mapping[str, bool] = field(default_factory=dict)  # results that are the last position: True keeps its axis
 
     @property
     def bounds(self) -> dict[str, tuple[int, int]]:
         """Bounds of inputs whose values the operators do not show. Layers are timed and checked at the extent."""
-        return {**self.ids, EXTENT_INPUT: (self.extent, self.extent)} if self.exact else {}
+        return {**self.ids, EXTENT_INPUT: (self.extent, self.extent)} if self.exact or self.last else {}
 
     def fix(self, proto: onnx.ModelProto, path: Path) -> None:
         """Give the inputs the extent. Raises ModelError where no input has the dimension, or one has it twice and is to
@@ -89,6 +94,37 @@ class FixedExtent:
                     numpy_helper.from_array(np.array(numbers, np.int64), f"{PREFIX}{name}/{suffix}")
                 )
         graph.input.append(helper.make_tensor_value_info(EXTENT_INPUT, TensorProto.INT64, [1]))
+
+    def read_last(self, proto: onnx.ModelProto, axes: Mapping[str, tuple[int, ...]], path: Path) -> None:
+        """Have the nodes that make `last` read the last position of each sample. The model is of operator set 12 or
+        newer, and their operands are (batch, extent, …).
+
+        Raises ModelError where other nodes make them.
+        """
+        if not self.last:
+            return
+        graph = proto.graph
+        given = list(graph.node)
+        found = {name for node in given for name in node.output if node.op_type in ("Gather", "Slice")}
+        if not self.last.keys() <= found:
+            raise ModelError(f"{path}: expected a Gather or Slice that makes {', '.join(self.last.keys() - found)}")
+        del graph.node[:]
+        graph.node.append(helper.make_node("Sub", [EXTENT_INPUT, ONE], [f"{PREFIX}last"], f"{PREFIX}last"))
+        graph.node.append(helper.make_node("Unsqueeze", [f"{PREFIX}last", ONE], [PLACE], PLACE))
+        for node in given:
+            graph.node.extend(_read_last(node, self.last) if node.output[0] in self.last else [node])
+        graph.initializer.append(numpy_helper.from_array(np.ones(1, np.int64), ONE))
+        rows = [value.type.tensor_type.shape.dim[0] for value in graph.input if value.name in axes]
+        batch = max(dim.dim_value for dim in rows) if all(dim.HasField("dim_value") for dim in rows) else None
+        graph.input.append(helper.make_tensor_value_info(EXTENT_INPUT, TensorProto.INT64, [batch]))
+
+
+def _read_last(node: onnx.NodeProto, last: Mapping[str, bool]) -> Iterator[onnx.NodeProto]:
+    name, keeps = node.output[0], last[node.output[0]]
+    row = f"{PREFIX}{name}" if keeps else name
+    yield helper.make_node("GatherND", [node.input[0], PLACE], [row], f"{PREFIX}{name}", batch_dims=1)
+    if keeps:
+        yield helper.make_node("Unsqueeze", [row, ONE], [name], f"{PREFIX}{name}/axis")
 
 
 def _cut(name: str, cut: str, axes: tuple[int, ...], more: int) -> Iterator[onnx.NodeProto]:

@@ -141,6 +141,7 @@ def load_model(
         proto = up_to_date(proto, path, folder)
         if fixed:
             fixed.cut_inputs(proto, axes, surplus)
+            fixed.read_last(proto, axes, path)
         put_steps_first(proto.graph)
         limit = _max_batch(metadata, max_batch, path) if dynamic else 1
         _check_sizes(proto, limit, held, path)

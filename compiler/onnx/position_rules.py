@@ -3,7 +3,8 @@
 `Positions` walks a model that was loaded at two extents. The axes whose extents differ are those of the dimension; what
 a node does along them follows from its operator. Position-wise operators need no more. A matrix product, a sum or
 a softmax along the dimension mixes positions: padding does not show in it where every padded position is zero in one
-operand (of a softmax: in its result), which values tell (`padding_proof`). Everything else is refused.
+operand (of a softmax: in its result), which values tell (`padding_proof`). Everything else is refused. A node that
+reads the last position has an error of its own, so that it may be told where a query ends.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.onnx.fixed_extent import PLACE
 from veltair.compiler.onnx.folding.element_wise import ELEMENT_WISE
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.onnx_model import OnnxModel
@@ -35,6 +37,17 @@ Array: TypeAlias = NDArray[Any]
 
 class PaddingShowsError(Exception):
     """Why padding along the dimension may change what the model computes."""
+
+
+class LastPositionError(PaddingShowsError):
+    """A node reads the last position, which is padding unless it is told where a query ends.
+
+    name: its result. keeps: whether that has the dimension still, as one of 1.
+    """
+
+    def __init__(self, node: onnx.NodeProto, *, keeps: bool) -> None:
+        super().__init__(f"node {node.name!r}: {node.op_type} reads the last position")
+        self.name, self.keeps = node.output[0], keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +76,7 @@ class Positions:
     extent: int
     other: int
     low: int  # the smallest extent of a query
+    batch: int  # samples that the model was loaded for
     axes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # those of the dimension, by tensor
 
     def check(self) -> list[ZeroNeeded]:
@@ -129,6 +143,8 @@ class Positions:
             for axis in set(self._reduced(node, rank)) & set(axes):
                 yield ZeroNeeded(node.name, ((first, axis),))
         elif not self._keeps_apart(node, axes, rank):
+            if self._reads_last(node, rank):
+                raise LastPositionError(node, keeps=len(self._shape(node.output[0])) == rank)
             raise PaddingShowsError(f"node {node.name!r}: {op} may mix positions")
 
     def _keeps_apart(self, node: onnx.NodeProto, axes: tuple[int, ...], rank: int) -> bool:
@@ -201,8 +217,12 @@ class Positions:
 
     def _looks_up_apart(self, node: onnx.NodeProto, axes: tuple[int, ...]) -> bool:
         index = self._constant(node.input[1])
+        if node.input[1] == PLACE and attribute(node, "batch_dims", 0) == 1:  # the query's own last position
+            return axes == (1,) and self._is_whole(node.input[0], 1)
         if index is None or attribute(node, "batch_dims", 0):
             return False
+        if all(axis >= index.shape[-1] for axis in axes):  # the dimension is none of those that are looked up
+            return True
         whole = all(axis < index.shape[-1] and self._is_whole(node.input[0], axis) for axis in axes)
         return whole and all(self._is_own_position(node.input[1], index[..., axis]) for axis in axes)
 
@@ -236,6 +256,26 @@ class Positions:
             if not (0 <= end <= self.low or (begin == 0 and end >= self.extent)):
                 return False
         return True
+
+    def _reads_last(self, node: onnx.NodeProto, rank: int) -> bool:
+        """Whether a node takes the last position of (batch, extent, …) alone, counted from either end."""
+        name = node.input[0]
+        if self.axes[name] != (1,) or self._shape(name)[:2] != (self.batch, self.extent):
+            return False
+        if node.op_type == "Gather":
+            return attribute(node, "axis", 0) % rank == 1 and self._is_last(node.input[1])
+        if node.op_type != "Slice" or len(node.input) < 4:
+            return False
+        end, axis = self._constant(node.input[2]), self._constant(node.input[3])
+        if end is None or axis is None or axis.tolist() not in ([1], [1 - rank]) or (end < self.extent).any():
+            return False
+        return self._shape(node.output[0])[1] == 1 and self._is_last(node.input[1])
+
+    def _is_last(self, name: str) -> bool:
+        found = [(self._constant(name), self.extent), (self.small.initializers.get(name), self.other)]
+        return all(
+            index is not None and index.size == 1 and int(index.item()) in (-1, extent - 1) for index, extent in found
+        )
 
     def _is_whole(self, name: str, axis: int) -> bool:
         return self._shape(name)[axis] == self.extent

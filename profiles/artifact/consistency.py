@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, repeat
 from math import prod
 
-from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT
+from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT, DynamicDimension
 from veltair.profiles.artifact.expected_answer import positions
 from veltair.profiles.artifact.manifest import ITEM_BYTES, Buffer, Manifest, Port
 
@@ -148,6 +148,15 @@ def _ragged(m: Manifest) -> Iterator[str]:
         yield f"dimension {m.dimension.name}: there are bags as well"
 
 
+def _takes_extent(m: Manifest, extent: int, d: DynamicDimension) -> bool:
+    """Whether the last input of a bucket is the extent, of a query or of each of its samples, where that is needed."""
+    rows = [port.shape[:1] for port in m.inputs if d.axes.get(port.name)]
+    shapes = [(1,)] if d.exact else rows if d.last else []
+    if not shapes:
+        return all(port.name != EXTENT_INPUT for port in m.inputs)
+    return any(m.inputs[-1:] == (Port(EXTENT_INPUT, "int64", shape, extent, extent),) for shape in shapes)
+
+
 def _dimension(m: Manifest, weights_bytes: int) -> Iterator[str]:
     """Buckets differ in the extent of the dimension, and in what computes them."""
     d = m.dimension
@@ -165,7 +174,7 @@ def _dimension(m: Manifest, weights_bytes: int) -> Iterator[str]:
     if len(m.buckets) != len(d.extents) - 1 or d.extents[-1] < d.low:
         yield f"dimension {d.name}: {len(m.buckets)} smaller buckets of the extents {d.extents}"
         return
-    if d.exact != (m.inputs[-1:] == (Port(EXTENT_INPUT, "int64", (1,), d.high, d.high),)) or (d.exact and m.buckets):
+    if (d.exact and (m.buckets or d.last)) or not all(map(_takes_extent, m.every_bucket, d.extents, repeat(d))):
         yield f"dimension {d.name}: expected an input {EXTENT_INPUT} where kernels get the extent, and one bucket"
     if not {name for name, axes in d.axes.items() if axes} & {port.name for port in m.client_inputs}:
         yield f"dimension {d.name}: no input has it"

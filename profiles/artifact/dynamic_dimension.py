@@ -57,6 +57,7 @@ class DynamicDimension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     masks: tuple[str, ...] = ()  # inputs of 0 and 1, a 1 in each row: padding is proved for these alone
     exact: bool = False  # nothing is padded: kernels get the extent as EXTENT_INPUT
     reason: str = ""  # why that is so
+    last: dict[str, bool] = {}  # tensors that are the last position, of each sample by EXTENT_INPUT: True keeps an axis
     surplus: dict[str, int] = {}  # by input: what its axes have more than the extent; of a decoder's mask, a new token
 
     def bucket_of(self, extent: int) -> int:
@@ -126,6 +127,9 @@ class DynamicDimension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         found = {name: self._padded(name, value, whole - extent) for name, value in inputs.items()}
         if self.exact:
             found[EXTENT_INPUT] = np.array([extent], np.int64)
+        if self.last:
+            batch = max(len(value) for name, value in inputs.items() if self.axes.get(name))
+            found[EXTENT_INPUT] = np.full(batch, extent, np.int64)
         return found
 
     def _padded(self, name: str, value: NDArray[Any] | Strings, missing: int) -> NDArray[Any] | Strings:

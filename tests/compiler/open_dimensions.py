@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 node = helper.make_node
 VOCABULARY, HIDDEN, LONGEST = 13, 4, 9
+PLACES = {"second": 1, "end": -1, "begin": -99, "none": 0, "large": 99}  # along an axis, in vectors of one number
+LEVELS = {"least": np.finfo(np.float32).min, "infinite": -np.inf, "low": -1e4, "weak": -1, "unit": 1, "nothing": 0}
 random = np.random.default_rng(61)
 Feeds = dict[str, NDArray[Any]]
 
@@ -75,6 +78,58 @@ def text(mask: str = "mask", pool: str = "first") -> onnx.ModelProto:
     return model(nodes, inputs, outputs, constants)
 
 
+LAST = node("Gather", ["tokens", "minus_one"], ["y"], axis=1)
+CAUSAL = (node("LessOrEqual", ["column", "row"], ["seen"]),)
+
+
+def causal_text(
+    mask: Sequence[onnx.NodeProto] = CAUSAL,
+    *,
+    behind: Sequence[onnx.NodeProto] = (),
+    pool: Sequence[onnx.NodeProto] = (),
+    axis: int = -1,
+    shape: Sequence[Any] = ("batch", "seq", HIDDEN),
+) -> onnx.ModelProto:
+    """Embeddings and an attention whose mask is computed from the length: from ids to y.
+
+    mask: from "scores", "row" and "column", numbers of positions, to "seen", "kept" scores or "weights". behind: from
+    weights and embeddings "h" to y. pool: from "tokens" to y.
+    """
+    made = {name for each in (*mask, *behind, *pool) for name in each.output}
+    nodes = [
+        node("Gather", ["words", "ids"], ["h"]),
+        node("Transpose", ["h"], ["keys"], perm=[0, 2, 1]),
+        node("MatMul", ["h", "keys"], ["scores"]),
+        node("Shape", ["ids"], ["shape"]),
+        node("Gather", ["shape", "one"], ["length"]),
+        node("Reshape", ["length", "second"], ["lengths"]),
+        node("Concat", ["lengths", "lengths"], ["square"], axis=0),
+        node("Range", ["zero", "length", "one"], ["column"]),
+        node("Unsqueeze", ["column", "second"], ["row"]),
+        *mask,
+    ]
+    if not made & {"kept", "weights"}:
+        nodes.append(node("Where", ["seen", "scores", "least"], ["kept"]))
+    if "weights" not in made:
+        nodes.append(node("Softmax", ["kept"], ["weights"], axis=axis))
+    nodes += behind or [node("MatMul", ["weights", "h"], ["tokens" if pool else "y"])]
+    constants = [
+        weight("words", VOCABULARY, HIDDEN),
+        *(constant(name, np.int64(value)) for name, value in {"zero": 0, "one": 1, "two": 2, "minus_one": -1}.items()),
+        *(constant(name, np.array([value], np.int64)) for name, value in PLACES.items()),
+        *(constant(name, np.float32(value)) for name, value in LEVELS.items()),
+        constant("rare", np.int64(VOCABULARY + 1)),
+        constant("scale", np.ones(HIDDEN, np.float32)),
+        constant("shift", np.zeros(HIDDEN, np.float32)),
+        weight("square_weight", HIDDEN, HIDDEN),
+        weight("taps", HIDDEN, HIDDEN, 3),
+        weight("w", 1, HIDDEN, HIDDEN),
+        weight("r", 1, HIDDEN, HIDDEN),
+    ]
+    ports = [("ids", TensorProto.INT64, ["batch", "seq"])], [("y", TensorProto.FLOAT, list(shape))]
+    return model([*nodes, *pool], *ports, constants)
+
+
 def image() -> onnx.ModelProto:
     """A convolution whose stride halves the width, and an average over the image."""
     nodes = [
@@ -118,7 +173,14 @@ def decoder() -> onnx.ModelProto:
     return model(nodes, inputs, outputs, constants)
 
 
-MODELS = {"masked": text(), "mean": text(pool="mean"), "image": image(), "decoder": decoder()}
+MODELS = {
+    "masked": text(),
+    "mean": text(pool="mean"),
+    "image": image(),
+    "decoder": decoder(),
+    "causal": causal_text(),
+    "causal_last": causal_text(pool=[LAST], shape=("batch", HIDDEN)),
+}
 
 
 def dimension_of(name: str) -> str:
@@ -134,6 +196,8 @@ def query(name: str, extent: int, batch: int) -> Feeds:
             "ids": random.integers(0, VOCABULARY, (batch, 1)),
             "mask": np.concatenate([random.integers(0, 2, (batch, extent)), np.ones((batch, 1), np.int64)], axis=1),
         }
+    if name.startswith("causal"):
+        return {"ids": random.integers(0, VOCABULARY, (batch, extent))}
     mask = random.integers(0, 2, (batch, extent))
     mask[:, random.integers(extent)] = 1
     return {"ids": random.integers(0, VOCABULARY, (batch, extent)), "mask": mask}

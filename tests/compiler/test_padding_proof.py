@@ -68,8 +68,8 @@ SHOWS = {
     "sums of what comes behind": of_floats(
         node("CumSum", ["x", "axis"], ["y"], reverse=1), out=["batch", "seq", 4], constants=[AXIS]
     ),
-    "the last position": of_floats(
-        node("Gather", ["x", "end"], ["y"], axis=1), out=["batch", 4], constants=[constant("end", np.int64(-1))]
+    "the last position but one": of_floats(
+        node("Gather", ["x", "end"], ["y"], axis=1), out=["batch", 4], constants=[constant("end", np.int64(-2))]
     ),
     "the length in the values": of_floats(
         node("Shape", ["x"], ["s"], start=1, end=2),

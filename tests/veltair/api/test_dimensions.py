@@ -63,10 +63,11 @@ def test_every_extent_in_process(folder: Path, name: str) -> None:
 
 
 def test_verify_takes_the_bounds_and_every_bucket(folder: Path) -> None:
-    for name in ("masked", "image", "decoder"):
+    for name in ("masked", "image", "decoder", "causal", "causal_last"):
         report = verify(load_artifact(folder / name), folder / f"{name}.onnx")
         assert report.ok and {1, LONGEST} <= set(report.extents)
-    assert load_artifact(folder / "masked").manifest.dimension.extents == (9, 8)  # type: ignore[union-attr]
+    for name in ("masked", "causal", "causal_last"):
+        assert load_artifact(folder / name).manifest.dimension.extents == (9, 8)  # type: ignore[union-attr]
 
 
 def test_weights_are_there_once(folder: Path) -> None:
@@ -90,16 +91,17 @@ def test_every_extent_through_a_daemon(daemon: veltair.Daemon, name: str, scheme
             reference.check(feeds, client.infer(name, feeds).outputs)
 
 
-def test_queries_of_many_extents_at_once(daemon: veltair.Daemon) -> None:
+@pytest.mark.parametrize("name", ["masked", "causal", "causal_last"])
+def test_queries_of_many_extents_at_once(daemon: veltair.Daemon, name: str) -> None:
     """Some share a batch."""
-    reference = Reference("masked")
-    queries = [query("masked", extent, 1) for extent in [*EXTENTS] * 6]
+    reference = Reference(name)
+    queries = [query(name, extent, 1) for extent in [*EXTENTS] * 6]
     local = threading.local()
 
     def ask(feeds: Any) -> Any:
         if not hasattr(local, "client"):
             local.client = veltair.Client(f"grpc://{daemon.grpc}")
-        return local.client.infer("masked", feeds).outputs
+        return local.client.infer(name, feeds).outputs
 
     with ThreadPoolExecutor(8) as pool:
         for feeds, found in zip(queries, pool.map(ask, queries), strict=True):
@@ -163,6 +165,7 @@ def test_without_onnx_runtime_only_what_pads(folder: Path, tmp_path: Path) -> No
         {"dimension": {"axes": {}}},
         {"dimension": {"masks": ("nothing",)}},
         {"dimension": {"exact": True}},
+        {"dimension": {"last": {"tokens": False}}},
     ],
 )
 def test_a_manifest_that_lies_about_its_dimension(folder: Path, change: dict[str, Any]) -> None:
