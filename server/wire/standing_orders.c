@@ -24,11 +24,17 @@ static _Atomic uint32_t *state_of(uint8_t *memory) { return (_Atomic uint32_t *)
 
 static claim_end *end_of(uint8_t *memory) { return (claim_end *)(void *)(memory + LINE); }
 
-/* What a claim takes now: about the median of the last ones. */
-static _Atomic uint32_t *each_of(uint8_t *memory) { return (_Atomic uint32_t *)(void *)(memory + LINE + LINE / 2); }
+/* What the worker keeps of the claims that have ended. */
+typedef struct {
+  _Atomic uint32_t each_ns; /* from one to the next while others wait, with what kept the worker off its core: a mean */
+  uint32_t openings;        /* of the state */
+  int64_t last_ns;          /* when the last one ended, if another waited; else 0 */
+  int64_t sum_ns;           /* of what the last SMOOTHED took */
+} pace;
 
-/* How often the worker has opened the state. */
-static uint32_t *openings_of(uint8_t *memory) { return (uint32_t *)(void *)(memory + LINE + LINE / 2) + 1; }
+enum { SMOOTHED = 128, MOST_EACH_NS = 20000000 };
+
+static pace *pace_of(uint8_t *memory) { return (pace *)(void *)(memory + LINE + LINE / 2); }
 
 /* How many claims of a tenant wait or run, by its first order. */
 static _Atomic int32_t *held_of(uint8_t *memory) { return (_Atomic int32_t *)(void *)(memory + 2 * LINE); }
@@ -102,7 +108,7 @@ static enum claimed foresee(uint8_t *memory, uint32_t lanes, uint32_t from, uint
   const uint32_t mark = marked(found >> TERM), pushed = own->pushed;
   if (what(found) == STANDING_OPEN) return own->mark[pushed % CLAIMS] == mark ? ENGINE_DECIDES : CLAIM_RUNS;
   const standing_claim *const runs = claim_at(memory, lanes, position_of(found));
-  const uint32_t each_ns = atomic_load_explicit(each_of(memory), memory_order_relaxed);
+  const uint32_t each_ns = atomic_load_explicit(&pace_of(memory)->each_ns, memory_order_relaxed);
   if (priority_level != DEFAULT_PRIORITY_LEVEL || !runs || runs->order >= count || !orders[runs->order].wait_ns ||
       orders[order].wait_ns <= each_ns)
     return ENGINE_DECIDES;
@@ -237,6 +243,7 @@ EXPORT int64_t next_claim(uint8_t *memory, uint32_t term, int64_t patience_ns) {
 /* Before the first claim of a term. */
 EXPORT void begin_claims(uint8_t *memory, uint32_t lanes, uint32_t *cursors) {
   for (uint32_t i = 0; i < rings(lanes); i++) cursors[i] = atomic_load(&ring_of(memory, i)->pushed) - CLAIMS;
+  pace_of(memory)->last_ns = 0;
 }
 
 /* The oldest claim that waits, of the rings in turn after `last`. */
@@ -260,10 +267,15 @@ bool others_wait(uint8_t *memory) {
   return held > 1;
 }
 
-static void note_each(uint8_t *memory, int64_t elapsed_ns) {
-  const uint32_t each_ns = atomic_load_explicit(each_of(memory), memory_order_relaxed), step = each_ns / 32 + 1;
-  const uint32_t now_ns = elapsed_ns > each_ns ? each_ns + step : each_ns > step ? each_ns - step : 0;
-  atomic_store_explicit(each_of(memory), now_ns, memory_order_relaxed);
+/* `waits`: whether another does now. */
+static void note_pace(pace *of, const claim_end *end, bool waits) {
+  int64_t elapsed_ns = end->end_ns - (of->last_ns ? of->last_ns : end->begin_ns);
+  of->last_ns = waits ? end->end_ns : 0;
+  if (end->refused) return;
+  if (elapsed_ns < 0) elapsed_ns = 0;
+  if (elapsed_ns > MOST_EACH_NS) elapsed_ns = MOST_EACH_NS;
+  of->sum_ns += elapsed_ns - of->sum_ns / SMOOTHED;
+  atomic_store_explicit(&of->each_ns, (uint32_t)(of->sum_ns / SMOOTHED), memory_order_relaxed);
 }
 
 /* The worker: this claim has ended, and the next one that waits is to run, or another may come. `done`: whose thread is
@@ -276,7 +288,7 @@ int end_claim(uint8_t *memory, uint32_t term, uint32_t position, uint32_t *curso
               const int32_t *wakes, const claim_end *how) {
   _Atomic uint32_t *const state = state_of(memory);
   const uint32_t lanes = done->lanes, last = position / CLAIMS;
-  const uint32_t open = state_with(term, STANDING_OPEN, ++*openings_of(memory) % (1u << (TERM - POSITION)));
+  const uint32_t open = state_with(term, STANDING_OPEN, ++pace_of(memory)->openings % (1u << (TERM - POSITION)));
   const standing_claim *const claim = claim_at(memory, lanes, position);
   const caller of = claim->caller;
   bool tells = wakes;
@@ -289,7 +301,6 @@ int end_claim(uint8_t *memory, uint32_t term, uint32_t position, uint32_t *curso
     tells = done_queries_put(done, &of, &times);
     end.told_ns = times.ended_ns;
   }
-  if (!end.refused) note_each(memory, end.end_ns - end.begin_ns);
   *end_of(memory) = end;
   if (claim->order < MOST_STANDING) atomic_fetch_sub(&held_of(memory)[first_order(orders_of(memory, lanes), claim->order)], 1);
   atomic_store(&ring_of(memory, last)->mark[position % CLAIMS], 0);
@@ -300,6 +311,7 @@ int end_claim(uint8_t *memory, uint32_t term, uint32_t position, uint32_t *curso
     found = open; /* one came meanwhile; if that fails, its thread has seen the state open, or the engine has closed it */
     atomic_compare_exchange_strong(state, &found, state_with(term, STANDING_CLAIMED, (uint32_t)next));
   }
+  note_pace(pace_of(memory), &end, next != NO_CLAIM);
   const uint64_t once = 1;
   while (tells && write(wakes[of.lane], &once, sizeof once) < 0 && errno == EINTR) continue;
   if (over) {
