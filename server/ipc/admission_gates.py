@@ -15,8 +15,8 @@ import os
 
 from veltair.types import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS
 
-GATE_WORDS = 6  # of 8 bytes by tenant and priority level, as `gate` in `server/wire/gates.h`
-_SHUT_UNTIL, _AJAR_UNTIL, _LEAST_BATCH, _GIVEN, _TAKEN, _WORK = range(GATE_WORDS)
+GATE_WORDS = 8  # of 8 bytes by tenant and priority level, as `gate` in `server/wire/gates.h`
+_SHUT_UNTIL, _AJAR_UNTIL, _LEAST_BATCH, _GIVEN, _TAKEN, _WORK = range(6)  # the last two are the threads' own
 MOST_SHUT_NS = 20_000_000  # a client that leaves frees cores that the refusal reckoned with
 AJAR_NS = 20_000_000  # for so long after that
 UNDECIDED = 2  # queries of a level with the engine at first: one is decided about, one is on its way

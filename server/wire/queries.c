@@ -258,7 +258,10 @@ bool query_begin(asker *from, const request *request) {
       if (from->connection->protocol->fill(plan, request, slot_of(link, plan->tenant, slot)))
         submitted = submit(from, plan, request, slot, deadline_ns);
       if (submitted == SUBMITTED) return true; /* the query has the reference */
-      if (submitted == NO_ROOM) refuse(from, plan, request->id, request->id_bytes, OVERLOAD);
+      if (submitted == NO_ROOM) {
+        gate_fill(gate, plan->batch, now + standing_orders_pause(link->standing, link->done.lanes, plan->tenant, plan->batch));
+        refuse(from, plan, request->id, request->id_bytes, OVERLOAD);
+      }
       slots_give_back(link->free, plan->tenant, slot);
       handled = submitted == NO_ROOM;
     }

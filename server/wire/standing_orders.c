@@ -117,17 +117,26 @@ static enum claimed foresee(uint8_t *memory, uint32_t lanes, uint32_t from, uint
   return orders[order].late_us ? CLAIM_REFUSED : ENGINE_DECIDES;
 }
 
+static uint32_t count_of(uint8_t *memory, uint32_t lanes) {
+  const uint32_t count = *(const uint32_t *)(const void *)(memory + orders_at(lanes));
+  return count < MOST_STANDING ? count : MOST_STANDING;
+}
+
+int64_t standing_orders_pause(uint8_t *memory, uint32_t lanes, int32_t tenant, int32_t samples) {
+  enum { PARTS = 4 };
+  const standing_order *const orders = orders_of(memory, lanes);
+  const uint32_t count = count_of(memory, lanes), order = order_for(orders, count, tenant, samples);
+  return order < count ? orders[order].wait_ns / PARTS : 0;
+}
+
 enum claimed standing_orders_claim(uint8_t *memory, uint32_t lanes, uint32_t from, const standing_claim *wanted,
                                    int32_t tenant, int32_t samples) {
   _Atomic uint32_t *const state = state_of(memory);
   uint32_t found = atomic_load(state);
   const uint32_t term = found >> TERM;
   if (what(found) == STANDING_CLOSED || what(found) == STANDING_WITHDRAWN || from >= rings(lanes)) return ENGINE_DECIDES;
-  const uint8_t *const at = memory + orders_at(lanes);
   const standing_order *const orders = orders_of(memory, lanes);
-  uint32_t count = *(const uint32_t *)(const void *)at;
-  if (count > MOST_STANDING) count = MOST_STANDING;
-  const uint32_t order = order_for(orders, count, tenant, samples);
+  const uint32_t count = count_of(memory, lanes), order = order_for(orders, count, tenant, samples);
   ring *const own = ring_of(memory, from);
   if (order == count) return ENGINE_DECIDES;
   const enum claimed foreseen = foresee(memory, lanes, from, found, orders, count, order, wanted->priority_level);

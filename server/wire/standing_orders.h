@@ -53,6 +53,9 @@ enum claimed { ENGINE_DECIDES, CLAIM_RUNS, CLAIM_WAITS, CLAIM_REFUSED /* too man
 enum claimed standing_orders_claim(uint8_t *memory, uint32_t lanes, uint32_t from, const standing_claim *wanted,
                                    int32_t tenant, int32_t samples);
 
+/* For how long the line of these queries, which is full, is not worth another look: it cannot run empty meanwhile. */
+int64_t standing_orders_pause(uint8_t *memory, uint32_t lanes, int32_t tenant, int32_t samples);
+
 /* What became of the last claim. */
 typedef struct {
   uint32_t stop, reported, refused /* it would have begun late */, unused;
