@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 from tritonclient.grpc import service_pb2
 
+from veltair.grpc.ordered_stream import answer_in_order
 from veltair.ray.machine import TENANT, http_target
-from veltair.ray.passage import CallContext, EncodedMessage, GrpcAnswer, HttpAnswer, client_metadata
+from veltair.ray.passage import GONE, CallContext, EncodedMessage, GrpcAnswer, HttpAnswer, client_metadata
 from veltair.ray.servicer import UNARY_METHODS, leading_text
+from veltair.server.protocol.grpc_codec import read_names
 
 # Questions about all tenants: every group is asked.
 ALL_LIVE, ALL_LISTED = {"ServerLive", "ServerReady"}, {"RepositoryIndex", "ModelStatistics"}
 LISTED_PATHS = {"/v2/repository/index": None, "/v2/models/stats": "model_stats"}  # the key of the list, if it has one
 HEALTH_PATHS = "/v2/health/"
+STREAM_DEPTH = 32  # requests of one stream at the same time, as at a daemon
 
 
 class Entrance:
@@ -47,10 +53,18 @@ class Entrance:
     async def ModelStreamInfer(  # noqa: N802  the service's name
         self, requests: AsyncIterator[bytes], grpc_context: CallContext
     ) -> AsyncIterator[EncodedMessage]:
-        """Queries one after the other, each for its own group."""
-        async for request in requests:
-            answer = await self.pass_call(request, "ModelInfer", grpc_context)
-            yield EncodedMessage(_streamed(answer))
+        """Queries run side by side, each at its own group; their answers come in the order of the queries."""
+
+        async def ask(request: bytes) -> EncodedMessage:
+            try:
+                answer = await self.pass_call(request, "ModelInfer", grpc_context)
+            except (RayError, RayServeException):  # costs this query; the others may be at other machines
+                answer = GrpcAnswer("UNAVAILABLE", GONE, b"")
+            return EncodedMessage(_streamed(request, answer))
+
+        async with aclosing(answer_in_order(requests, ask, STREAM_DEPTH)) as answers:
+            async for message in answers:
+                yield message
 
     async def pass_call(self, request: bytes, method: str, context: CallContext) -> GrpcAnswer:
         """A call over gRPC."""
@@ -87,11 +101,13 @@ def _joined(path: str, answers: list[HttpAnswer]) -> HttpAnswer:
     return HttpAnswer(200, [("Content-Type", "application/json")], body)
 
 
-def _streamed(answer: GrpcAnswer) -> bytes:
-    """A message of `ModelStreamInfer`, in which an error is a text."""
+def _streamed(request: bytes, answer: GrpcAnswer) -> bytes:
+    """A message of `ModelStreamInfer`, in which an error is a text beside the request's names."""
     if answer.code != "OK":
-        failed: bytes = service_pb2.ModelStreamInferResponse(error_message=answer.details).SerializeToString()
-        return failed
+        named = service_pb2.ModelInferResponse(**read_names(memoryview(request)))
+        failed = service_pb2.ModelStreamInferResponse(error_message=answer.details, infer_response=named)
+        text: bytes = failed.SerializeToString()
+        return text
     response = service_pb2.ModelInferResponse.FromString(answer.message)
     whole: bytes = service_pb2.ModelStreamInferResponse(infer_response=response).SerializeToString()
     return whole
