@@ -1,11 +1,14 @@
-"""A stream of queries at the entrance before several groups, without a cluster."""
+"""Queries at the entrance before several groups, without a cluster."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-from ray.serve.exceptions import RayServeException
+from ray.exceptions import ActorDiedError
+from starlette.requests import Request
+from starlette.responses import Response
 from tritonclient.grpc import service_pb2 as pb
 
 from veltair.ray.entrance import STREAM_DEPTH, Entrance
@@ -30,7 +33,7 @@ class Group:
             self._came.set()
         await self._came.wait()
         if query.model_name == "dead":
-            raise RayServeException("the replica is gone")
+            raise ActorDiedError
         if query.model_name != "mlp":
             return "NOT_FOUND", f"unknown model {query.model_name!r}", b""
         return "OK", "", pb.ModelInferResponse(model_name="mlp", id=query.id).SerializeToString()
@@ -58,6 +61,24 @@ def test_an_error_has_the_names_of_its_query_and_costs_no_other() -> None:
     assert (unknown.error_message, unknown.infer_response.id) == ("unknown model 'nobody'", "b")
     assert (dead.error_message, dead.infer_response.id, dead.infer_response.model_name) == (GONE, "c", "dead")
     assert (last.error_message, last.infer_response.id) == ("", "d")
+
+
+def test_a_machine_that_dies_is_unavailable_over_http_too() -> None:
+    async def run() -> Response:
+        async def die(*_: Any) -> None:
+            raise ActorDiedError
+
+        group: Any = SimpleNamespace(pass_request=SimpleNamespace(remote=die))
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request"}
+
+        scope = {"type": "http", "method": "POST", "path": "/v2/models/mlp/infer", "headers": []}
+        return await Entrance({"rows": group}, {"mlp": "rows"})(Request(scope, receive))
+
+    answer = asyncio.run(run())
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert json.loads(answer.body) == {"error": GONE}
 
 
 def test_queries_of_a_stream_run_side_by_side_and_are_answered_in_order() -> None:

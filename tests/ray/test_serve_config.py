@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema
 
 from veltair.cli import main
@@ -129,3 +130,6 @@ def test_arguments_of_a_file_that_was_edited_are_checked(change: dict[str, Any],
     with pytest.raises(ConfigError, match=expected) as error:
         read_arguments(arguments)
     assert "\n" not in str(error.value)
+    with pytest.raises(RayServeException) as shown:  # the only one of which Ray shows the text alone
+        build(arguments)
+    assert str(shown.value) == str(error.value)

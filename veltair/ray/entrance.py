@@ -8,8 +8,8 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2
 
 from veltair.grpc.ordered_stream import answer_in_order
 from veltair.ray.machine import TENANT, http_target
-from veltair.ray.passage import GONE, CallContext, EncodedMessage, GrpcAnswer, HttpAnswer, client_metadata
+from veltair.ray.passage import GONE, CallContext, EncodedMessage, GrpcAnswer, HttpAnswer, client_metadata, unavailable
 from veltair.ray.servicer import UNARY_METHODS, leading_text
 from veltair.server.protocol.grpc_codec import read_names
 
@@ -25,6 +25,7 @@ from veltair.server.protocol.grpc_codec import read_names
 ALL_LIVE, ALL_LISTED = {"ServerLive", "ServerReady"}, {"RepositoryIndex", "ModelStatistics"}
 LISTED_PATHS = {"/v2/repository/index": None, "/v2/models/stats": "model_stats"}  # the key of the list, if it has one
 HEALTH_PATHS = "/v2/health/"
+_DIED = RayActorError, DeploymentUnavailableError  # a query's machine, with what it held
 STREAM_DEPTH = 32  # requests of one stream at the same time, as at a daemon
 
 
@@ -48,7 +49,10 @@ class Entrance:
             return _joined(path, answers).response()
         parts = path.split("/")
         named = request.headers.get(TENANT) or (parts[3] if parts[1:3] == ["v2", "models"] and len(parts) > 3 else "")
-        return HttpAnswer(*await self._handle(named).pass_request.remote(*passed)).response()
+        try:
+            return HttpAnswer(*await self._handle(named).pass_request.remote(*passed)).response()
+        except _DIED:
+            return unavailable().response()
 
     async def ModelStreamInfer(  # noqa: N802  the service's name
         self, requests: AsyncIterator[bytes], grpc_context: CallContext
@@ -58,8 +62,8 @@ class Entrance:
         async def ask(request: bytes) -> EncodedMessage:
             try:
                 answer = await self.pass_call(request, "ModelInfer", grpc_context)
-            except (RayError, RayServeException):  # costs this query; the others may be at other machines
-                answer = GrpcAnswer("UNAVAILABLE", GONE, b"")
+            except RayServeException as error:  # costs this query alone
+                answer = GrpcAnswer("RESOURCE_EXHAUSTED", str(error), b"")
             return EncodedMessage(_streamed(request, answer))
 
         async with aclosing(answer_in_order(requests, ask, STREAM_DEPTH)) as answers:
@@ -78,7 +82,10 @@ class Entrance:
             alive = answers[0].message if all(answer.message for answer in answers) else b""
             return failed or GrpcAnswer("OK", "", alive if method in ALL_LIVE else whole)
         named = next((str(value) for key, value in metadata if key == TENANT), name)
-        return GrpcAnswer(*await self._handle(named).pass_call.remote(request, method, metadata))
+        try:
+            return GrpcAnswer(*await self._handle(named).pass_call.remote(request, method, metadata))
+        except _DIED:
+            return GrpcAnswer("UNAVAILABLE", GONE, b"")
 
     def _handle(self, tenant: str) -> DeploymentHandle:
         return self._machines[self._homes.get(tenant, self._first)]
