@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 Request = TypeVar("Request")
@@ -12,7 +12,7 @@ Answer = TypeVar("Answer")
 
 async def answer_in_order(
     requests: AsyncIterator[Request], answer: Callable[[Request], Awaitable[Answer]], depth: int
-) -> AsyncIterator[Answer]:
+) -> AsyncGenerator[Answer, None]:
     """`depth`: requests that run at the same time, besides the one whose answer is next and one that was read. Those
     that run are cancelled when the reader of the answers leaves.
 

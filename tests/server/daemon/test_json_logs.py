@@ -118,7 +118,9 @@ def test_a_path_that_is_not_utf8_is_named_in_a_line_of_json(tmp_path: Path) -> N
     command = [sys.executable, "-c", SERVE, os.fsencode(tmp_path) + b"/\xff\n.toml", "--log-format", "json"]
     ended = subprocess.run(command, capture_output=True, timeout=WAIT_S)
     [told] = [json.loads(line) for line in ended.stderr.splitlines()]
-    assert ended.returncode == 2 and told["message"].endswith("/\\udcff\n.toml: cannot be read: No such file or directory")
+    assert ended.returncode == 2 and told["message"].endswith(
+        "/\\udcff\n.toml: cannot be read: No such file or directory"
+    )
 
 
 def test_no_access_log(artifacts: Path, tmp_path: Path) -> None:
