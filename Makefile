@@ -29,6 +29,7 @@ $(VENV)/ready: $(VENV)/runs
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint deploy/Dockerfile
 	$(BIN)/deptry . tests/*/ tests/*/*/
 	$(BIN)/deptry veltair compiler profiles scenarios scheduler server loadgen --optional-dependencies-dev-groups dev --ignore DEP002
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
@@ -24,7 +23,6 @@ from veltair.server.front.grpc_front import GrpcFront
 from veltair.server.front.http_front import application
 from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.logs.access_log import AccessLog
-from veltair.server.front.logs.line_writer import LineWriter
 from veltair.server.front.logs.refusal_bursts import RefusalBursts
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.monitor.build_info import describe_build
@@ -34,7 +32,8 @@ from veltair.server.front.monitor.hour_history import HourHistory
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.front.tracing.start import trace_queries, wanted_traces
 from veltair.server.ipc.daemon_events import EventKind
-from veltair.server.ipc.json_lines import event
+from veltair.server.ipc.logs.json_lines import event
+from veltair.server.ipc.logs.line_writer import LineWriter, log_beside
 from veltair.server.ipc.process_setup import log_to_stderr, set_nice
 from veltair.server.lifecycle import SERVING, Signals, ended_before, follow_signals, leave, let_in, reload_when_asked
 from veltair.server.listening import FLUSH_S, HttpServer, address_of, bind, listen_inside, start_threads
@@ -68,7 +67,7 @@ async def serve(read: Callable[[], ServeConfig], announce: Announce, *, attached
     set_nice(NICE)
     signals = follow_signals(attached=attached)
     with contextlib.ExitStack() as held:
-        front = _FrontProcess(config, signals, manager, held)
+        front = _FrontProcess(config, signals, manager, held, held.enter_context(log_beside()))
         client = await front.start_engine()
         if client is None:
             return
@@ -85,7 +84,12 @@ class _FrontProcess:
     """The parts of the front process, made in the order of its methods; `held` closes them in reverse."""
 
     def __init__(
-        self, config: ServeConfig, signals: Signals, manager: ServiceManager, held: contextlib.ExitStack
+        self,
+        config: ServeConfig,
+        signals: Signals,
+        manager: ServiceManager,
+        held: contextlib.ExitStack,
+        writer: LineWriter,
     ) -> None:
         """Bind the addresses and start the I/O threads, so that a wrong address is found before models are loaded.
         Nobody is let in yet.
@@ -93,9 +97,7 @@ class _FrontProcess:
         server = config.server
         self._config, self._signals, self._manager, self._held = config, signals, manager, held
         self._as_lines = server.log_format == "json"
-        self._writer = (
-            held.enter_context(LineWriter(sys.stderr.fileno())) if self._as_lines and server.access_log else None
-        )
+        self._writer = writer if self._as_lines and server.access_log else None
         self._listener = held.enter_context(bind("http", server.http))
         self._admin = None if server.admin is None else held.enter_context(bind("admin", server.admin))
         self._started_s = time.monotonic()

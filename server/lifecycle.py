@@ -18,7 +18,7 @@ from veltair.server.access.certificates import Certificates
 from veltair.server.front.engine_client import EngineClient
 from veltair.server.front.grpc_front import GrpcFront
 from veltair.server.ipc.daemon_events import EventKind, Report
-from veltair.server.ipc.json_lines import event
+from veltair.server.ipc.logs.json_lines import event
 from veltair.server.repository.folder_reads import FolderReads
 from veltair.server.repository.model_control import ModelControl
 from veltair.server.service_manager import ServiceManager

@@ -10,6 +10,7 @@ from veltair.server.engine.engine import Engine
 from veltair.server.ipc import messages as m
 from veltair.server.ipc.channel import Channel, ChannelClosedError
 from veltair.server.ipc.forks.fork_server import ForkServer
+from veltair.server.ipc.logs.line_writer import log_beside
 from veltair.server.ipc.open_artifacts import as_passed
 from veltair.server.ipc.process_setup import die_with_parent, log_to_stderr, set_nice
 
@@ -39,5 +40,6 @@ def run(parent: int, sock: socket.socket, forks: ForkServer) -> int:
     front.socket.setblocking(False)
     gc.collect()
     gc.freeze()
-    engine.run()
+    with log_beside():
+        engine.run()
     return 0

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from veltair.errors import (
     UnsupportedError,
     quoted,
 )
+from veltair.grpc.ordered_stream import answer_in_order
 from veltair.grpc.server import Server, methods_by_path
 from veltair.grpc.server_call import Method
 from veltair.server.access.callers import Access
@@ -134,25 +136,11 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """Requests run concurrently; responses are sent in the order of the requests. An error is a response."""
-        answers: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(STREAM_DEPTH)
-
-        async def read() -> None:
-            try:
-                async for message in requests:
-                    await answers.put(asyncio.create_task(self._stream_response(message, context)))
-            finally:
-                await answers.put(None)
-
-        reader = asyncio.create_task(read())
-        task: asyncio.Task[Any] | None = None
-        try:
-            while (task := await answers.get()) is not None:
-                yield await task
-        finally:
-            reader.cancel()
-            for left in (task, *(answers.get_nowait() for _ in range(answers.qsize()))):
-                if left is not None:
-                    left.cancel()
+        async with aclosing(
+            answer_in_order(requests, lambda message: self._stream_response(message, context), STREAM_DEPTH)
+        ) as answers:
+            async for response in answers:
+                yield response
 
     async def _stream_response(self, grpc_request: GrpcRequest, context: Any) -> Any:
         try:

@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from threading import Thread
 
-from veltair.server.ipc.json_lines import LOG_FORMAT, JsonLines
+from veltair.server.ipc.logs.json_lines import LOG_FORMAT, JsonLines
 
 _PR_SET_PDEATHSIG = 1
 

@@ -58,12 +58,12 @@ class RayCluster:
         return self._add_node(resources={RESOURCE: 1})
 
     def _add_node(self, **more: Any) -> Any:
-        """Ray gives a node's agents 15 s to start, which many others on the machine can make too few."""
+        """Ray gives a node's processes 15 s to start, which many others on the machine can make too few."""
         for attempt in range(ATTEMPTS):
             try:
                 return self.cluster.add_node(**node_arguments(**more))
             except Exception as error:  # Ray raises nothing more specific
-                if attempt + 1 == ATTEMPTS or "timed out during startup" not in str(error):
+                if attempt + 1 == ATTEMPTS or "timed out" not in str(error).lower():
                     raise
         raise AssertionError
 

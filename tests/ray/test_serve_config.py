@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema
 
 from veltair.cli import main
@@ -92,6 +93,7 @@ def test_the_application_is_built(kind: dict[str, Any]) -> None:
         (["--group", "x=a,b", "--group", "y=b"], "--group: y: tenant 'b' is in group x already"),
         (["--group", "x"], "--group: expected NAME=TENANT,TENANT with letters, digits, - and _, got 'x'"),
         (["--group", "entrance=a,b"], "--group: entrance is the name of what stands before the groups"),
+        (["--machines", "٣"], "--machines: expected N or MIN-MAX from 1 to 10000, got '٣'"),
         (["--machines", "3-2"], "--machines: expected N or MIN-MAX from 1 to 10000, got '3-2'"),
         (["--cpus", "nan"], "--cpus: expected a number above 0, to 1,000,000, got nan"),
         (["--request-timeout", "0"], "--request-timeout: expected a number above 0, to 1,000,000, got 0"),
@@ -110,7 +112,13 @@ def test_what_ray_cannot_do_is_said() -> None:
     tls = {"certificate": "/c", "key": "/k"}
     with pytest.raises(ConfigError, match=r"server\.tls: clients come to Ray's proxies"):
         serve_config(config(tls=tls), Placement())
-    assert serve_config(config(tls=tls, http="10.0.0.1:1", grpc="10.0.0.1:2"), Placement(direct=True))
+    with pytest.raises(ConfigError, match=r"server\.shared_memory: a query may come to another machine"):
+        serve_config(config(shared_memory=True), Placement())
+    with pytest.raises(ConfigError, match=r"server\.model_control: without I/O threads"):
+        serve_config(config(model_control=True, fronts=0), Placement())
+    assert serve_config(config(model_control=True), Placement())
+    own = config(tls=tls, shared_memory=True, http="10.0.0.1:1", grpc="10.0.0.1:2")
+    assert serve_config(own, Placement(direct=True))
     with pytest.raises(ConfigError, match=r"server\.repository"):
         serve_config(config(repository="/models"), Placement())
 
@@ -129,3 +137,6 @@ def test_arguments_of_a_file_that_was_edited_are_checked(change: dict[str, Any],
     with pytest.raises(ConfigError, match=expected) as error:
         read_arguments(arguments)
     assert "\n" not in str(error.value)
+    with pytest.raises(RayServeException) as shown:  # the only one of which Ray shows the text alone
+        build(arguments)
+    assert str(shown.value) == str(error.value)

@@ -24,7 +24,7 @@ from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.server.access.certificates import check_files, find_faults
 from veltair.server.front.tracing.start import wanted_traces
 from veltair.server.front_process import serve
-from veltair.server.ipc.json_lines import event
+from veltair.server.ipc.logs.json_lines import event
 from veltair.server.ipc.process_setup import log_to_stderr, logs_json
 from veltair.server.repository.model_folders import configured_models, wanted_versions
 

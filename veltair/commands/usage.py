@@ -17,7 +17,7 @@ import msgspec
 from veltair.config import ServeConfig
 from veltair.profiles.artifact.manifest import ITEM_BYTES, Manifest, Port
 from veltair.profiles.artifact.summary import describe_port
-from veltair.server.ipc.json_lines import log_line
+from veltair.server.ipc.logs.json_lines import log_line
 from veltair.server.protocol.datatypes import datatype_name
 from veltair.server.repository.served_tenant import ServedTenant
 from veltair.terminal import result_console

@@ -7,7 +7,9 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 
+from veltair.errors import ConfigError
 from veltair.ray.arguments import Arguments, group_config, read_arguments
 from veltair.ray.directory import Directory
 from veltair.ray.entrance import Entrance
@@ -19,11 +21,15 @@ REPORT_PERIOD_S = 0.2  # between two reports of a replica to the routers; Ray's 
 
 
 def build(args: dict[str, Any]) -> Application:
-    """The application of these `veltair.ray.arguments.Arguments`. Raises ConfigError.
+    """The application of these `veltair.ray.arguments.Arguments`. Raises RayServeException, whose text alone is what
+    `serve status` shows; of another exception it shows a traceback.
 
     Where there is one group, Ray's proxies send queries to its machines themselves.
     """
-    arguments = read_arguments(args)
+    try:
+        arguments = read_arguments(args)
+    except ConfigError as error:
+        raise RayServeException(str(error)) from None
     machines = {group: _machines(arguments, group, args) for group in arguments.groups}
     if arguments.direct:
         return serve.deployment(Directory).options(name=ENTRANCE, **entrance_options()).bind(machines)

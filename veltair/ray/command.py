@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _range(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text)
+    match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", text)
     least, most = (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
     if not 1 <= least <= most <= MOST_MACHINES:
         raise ConfigError(f"--machines: expected N or MIN-MAX from 1 to {MOST_MACHINES}, got {text!r:.80}")

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 from tritonclient.grpc import service_pb2
 
+from veltair.grpc.ordered_stream import answer_in_order
 from veltair.ray.machine import TENANT, http_target
-from veltair.ray.passage import CallContext, EncodedMessage, GrpcAnswer, HttpAnswer, client_metadata
+from veltair.ray.passage import GONE, CallContext, EncodedMessage, GrpcAnswer, HttpAnswer, client_metadata, unavailable
 from veltair.ray.servicer import UNARY_METHODS, leading_text
+from veltair.server.protocol.grpc_codec import read_names
 
 # Questions about all tenants: every group is asked.
 ALL_LIVE, ALL_LISTED = {"ServerLive", "ServerReady"}, {"RepositoryIndex", "ModelStatistics"}
 LISTED_PATHS = {"/v2/repository/index": None, "/v2/models/stats": "model_stats"}  # the key of the list, if it has one
 HEALTH_PATHS = "/v2/health/"
+_DIED = RayActorError, DeploymentUnavailableError  # a query's machine, with what it held
+STREAM_DEPTH = 32  # requests of one stream at the same time, as at a daemon
 
 
 class Entrance:
@@ -42,15 +49,26 @@ class Entrance:
             return _joined(path, answers).response()
         parts = path.split("/")
         named = request.headers.get(TENANT) or (parts[3] if parts[1:3] == ["v2", "models"] and len(parts) > 3 else "")
-        return HttpAnswer(*await self._handle(named).pass_request.remote(*passed)).response()
+        try:
+            return HttpAnswer(*await self._handle(named).pass_request.remote(*passed)).response()
+        except _DIED:
+            return unavailable().response()
 
     async def ModelStreamInfer(  # noqa: N802  the service's name
         self, requests: AsyncIterator[bytes], grpc_context: CallContext
     ) -> AsyncIterator[EncodedMessage]:
-        """Queries one after the other, each for its own group."""
-        async for request in requests:
-            answer = await self.pass_call(request, "ModelInfer", grpc_context)
-            yield EncodedMessage(_streamed(answer))
+        """Queries run side by side, each at its own group; their answers come in the order of the queries."""
+
+        async def ask(request: bytes) -> EncodedMessage:
+            try:
+                answer = await self.pass_call(request, "ModelInfer", grpc_context)
+            except RayServeException as error:  # costs this query alone
+                answer = GrpcAnswer("RESOURCE_EXHAUSTED", str(error), b"")
+            return EncodedMessage(_streamed(request, answer))
+
+        async with aclosing(answer_in_order(requests, ask, STREAM_DEPTH)) as answers:
+            async for message in answers:
+                yield message
 
     async def pass_call(self, request: bytes, method: str, context: CallContext) -> GrpcAnswer:
         """A call over gRPC."""
@@ -64,7 +82,10 @@ class Entrance:
             alive = answers[0].message if all(answer.message for answer in answers) else b""
             return failed or GrpcAnswer("OK", "", alive if method in ALL_LIVE else whole)
         named = next((str(value) for key, value in metadata if key == TENANT), name)
-        return GrpcAnswer(*await self._handle(named).pass_call.remote(request, method, metadata))
+        try:
+            return GrpcAnswer(*await self._handle(named).pass_call.remote(request, method, metadata))
+        except _DIED:
+            return GrpcAnswer("UNAVAILABLE", GONE, b"")
 
     def _handle(self, tenant: str) -> DeploymentHandle:
         return self._machines[self._homes.get(tenant, self._first)]
@@ -87,11 +108,13 @@ def _joined(path: str, answers: list[HttpAnswer]) -> HttpAnswer:
     return HttpAnswer(200, [("Content-Type", "application/json")], body)
 
 
-def _streamed(answer: GrpcAnswer) -> bytes:
-    """A message of `ModelStreamInfer`, in which an error is a text."""
+def _streamed(request: bytes, answer: GrpcAnswer) -> bytes:
+    """A message of `ModelStreamInfer`, in which an error is a text beside the request's names."""
     if answer.code != "OK":
-        failed: bytes = service_pb2.ModelStreamInferResponse(error_message=answer.details).SerializeToString()
-        return failed
+        named = service_pb2.ModelInferResponse(**read_names(memoryview(request)))
+        failed = service_pb2.ModelStreamInferResponse(error_message=answer.details, infer_response=named)
+        text: bytes = failed.SerializeToString()
+        return text
     response = service_pb2.ModelInferResponse.FromString(answer.message)
     whole: bytes = service_pb2.ModelStreamInferResponse(infer_response=response).SerializeToString()
     return whole

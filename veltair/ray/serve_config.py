@@ -152,8 +152,13 @@ def _check_server(server: ServerConfig, *, direct: bool) -> None:
                 raise ConfigError(
                     f"server.{key}: {getattr(server, key)} is for its own machine alone; name another host"
                 )
-    elif server.tls is not None:
+        return
+    if server.tls is not None:
         raise ConfigError("server.tls: clients come to Ray's proxies, which have none of it; see --direct")
+    if server.shared_memory:
+        raise ConfigError("server.shared_memory: a query may come to another machine than its region; see --direct")
+    if server.model_control and not server.fronts:
+        raise ConfigError("server.model_control: without I/O threads (fronts = 0) Ray would load on any one machine")
 
 
 def _is_loopback(address: str) -> bool:

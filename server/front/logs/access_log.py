@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.errors import FailureReason, QueryError, RefusalReason, RefusedError, RequestError
-from veltair.server.front.logs.line_writer import Lines, LineWriter
 from veltair.server.front.request_counts import OUTCOMES, outcome_of_error
-from veltair.server.ipc.json_lines import utc
+from veltair.server.ipc.logs.json_lines import utc
+from veltair.server.ipc.logs.line_writer import LineWriter
 from veltair.server.ipc.stages import EXECUTE
 from veltair.server.protocol.failed_queries import CLIENT_CLOSED
 from veltair.server.wire.ended_requests import shown_ids
@@ -44,7 +44,6 @@ class AccessLog:
     ) -> None:
         """`tenant_of`: by the engine's number. `model_of`: by the tenant's name."""
         self._writer, self._tenant_of, self._model_of = writer, tenant_of, model_of
-        self._lost = 0  # lines that the log has said are lost
 
     async def follow(self, refresh: Callable[[], None]) -> None:
         """Have `refresh` hand on what I/O threads have answered, again and again."""
@@ -65,7 +64,7 @@ class AccessLog:
                 for request_id, (number, end_ns, outcome, status, reason, stages, ns) in rows
             ]
 
-        self._write(len(ended), lines)
+        self._writer.add(len(ended), lines)
 
     def add_answer(self, request_id: str, tenant: str, stage_ns: Sequence[int]) -> None:
         """A request that Python has answered."""
@@ -85,16 +84,7 @@ class AccessLog:
         self._add(time.time_ns(), request_id, tenant, shown, outcome, status, reason, (), duration_ns)
 
     def _add(self, end_ns: int, request_id: str, *how: Any) -> None:
-        self._write(1, lambda: [_line(end_ns, request_id[:MOST_ID], *how)])
-
-    def _write(self, count: int, lines: Lines) -> None:
-        """Write the lines, and say how many were lost before, once there is room again."""
-        lost = self._writer.lost
-        if self._writer.add(count, lines) and lost > self._lost:
-            fields = {"time": utc(time.time()), "level": "WARNING", "logger": "veltair.access", "event": "lines_lost"}
-            line = msgspec.json.encode(fields | {"lines": lost - self._lost}) + b"\n"
-            if self._writer.add(1, lambda: [line]):
-                self._lost = lost
+        self._writer.add(1, lambda: [_line(end_ns, request_id[:MOST_ID], *how)])
 
 
 def ended_rows(ended: NDArray[Any]) -> Iterator[tuple[int, int, str, int, str | None, Sequence[int], int]]:

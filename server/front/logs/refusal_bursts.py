@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 
 from veltair.server.front.metrics import Metrics
-from veltair.server.ipc.json_lines import event
+from veltair.server.ipc.logs.json_lines import event
 
 SPAN_S = 10
 

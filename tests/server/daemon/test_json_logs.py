@@ -1,11 +1,14 @@
 """Logs as lines of JSON: every line of every process is one, and each request has one, whoever answered it."""
 
+import fcntl
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +114,15 @@ def test_a_daemon_that_does_not_start_says_it_in_a_line_of_json(artifacts: Path,
     assert ("nothing" if by == "option" else str(artifact)) in told[-1]["message"]
 
 
+def test_a_path_that_is_not_utf8_is_named_in_a_line_of_json(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SERVE, os.fsencode(tmp_path) + b"/\xff\n.toml", "--log-format", "json"]
+    ended = subprocess.run(command, capture_output=True, timeout=WAIT_S)
+    [told] = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert ended.returncode == 2 and told["message"].endswith(
+        "/\\udcff\n.toml: cannot be read: No such file or directory"
+    )
+
+
 def test_no_access_log(artifacts: Path, tmp_path: Path) -> None:
     with running(tmp_path, configuration(artifacts, "spin", log_format="json", access_log=False)) as daemon:
         with triton_grpc.InferenceServerClient(daemon.grpc) as client:
@@ -120,3 +132,29 @@ def test_no_access_log(artifacts: Path, tmp_path: Path) -> None:
             page.read()
     assert requests(tmp_path) == {}
     assert lines(tmp_path)[-1]["event"] == "drain"
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_a_log_that_nobody_reads_stops_nobody(artifacts: Path, tmp_path: Path, log_format: str) -> None:
+    """Neither what Python answers, nor a reload, which logs, nor the end."""
+    config = tmp_path / "serve.toml"
+    config.write_text(configuration(artifacts, "spin", log_format=log_format, drain_timeout_s=5.0))
+    reading, writing = os.pipe()
+    room = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    command = [sys.executable, "-c", SERVE, str(config), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writing, text=True) as process:
+        assert process.stdout is not None
+        listening = json.loads(process.stdout.readline())
+        os.set_blocking(writing, False)
+        with suppress(BlockingIOError):
+            while os.write(writing, b"x" * room):  # what other processes log there
+                pass
+        os.set_blocking(writing, True)
+        for _ in range(3):
+            process.send_signal(signal.SIGHUP)
+            with urllib.request.urlopen(f"http://{listening['http']}/v2/models/spin", timeout=WAIT_S) as answer:
+                assert answer.status == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+    os.close(reading)
+    os.close(writing)

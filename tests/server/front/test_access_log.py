@@ -1,5 +1,6 @@
 """The lines of the access log and of bursts of refusals, without a daemon."""
 
+import fcntl
 import json
 import logging
 import os
@@ -11,11 +12,11 @@ import pytest
 from in_process_front import MS, Front, request, run
 
 from veltair.errors import OverloadedError, RefusalReason
-from veltair.server.front.logs import line_writer
 from veltair.server.front.logs.access_log import AccessLog
-from veltair.server.front.logs.line_writer import LineWriter
 from veltair.server.front.logs.refusal_bursts import RefusalBursts
 from veltair.server.front.request_counts import OUTCOMES
+from veltair.server.ipc.logs import line_writer
+from veltair.server.ipc.logs.line_writer import LineWriter
 from veltair.server.wire import native
 
 
@@ -31,6 +32,10 @@ class Pipe:
             return [json.loads(line) for line in end]
 
 
+def tell_lost(lines: int) -> bytes:
+    return b'{"lost": %d}\n' % lines
+
+
 def ended(**how: Any) -> np.ndarray[Any, Any]:
     record = np.zeros(1, native.ENDED)
     for key, value in how.items():
@@ -44,7 +49,7 @@ def ids(text: bytes) -> np.ndarray[Any, Any]:
 
 def test_lines_of_requests_that_io_threads_have_answered() -> None:
     pipe = Pipe()
-    with LineWriter(pipe.write) as writer:
+    with LineWriter(pipe.write, tell_lost) as writer:
         log = AccessLog(writer, ["a", None].__getitem__, lambda tenant: f"model of {tenant}")
         stages = (1 * MS, 0, 2 * MS, 4 * MS, 0, 0, 1 * MS)
         log.add_ended(ended(duration_ns=8 * MS, stage_ns=stages), ids(b"one"))
@@ -75,7 +80,7 @@ def test_a_request_of_python_is_logged_once_with_its_end() -> None:
     pipe = Pipe()
 
     async def test(front: Front) -> None:
-        with LineWriter(pipe.write) as writer:
+        with LineWriter(pipe.write, tell_lost) as writer:
             log = AccessLog(writer, lambda number: None, lambda tenant: front.metrics.tenants[tenant].model)
             front.service.access_log = log
             await front.good()
@@ -98,20 +103,32 @@ def test_a_reader_that_is_slow_loses_lines_and_holds_up_nobody(monkeypatch: pyte
         go_on.wait()
         return [b"1\n"]
 
-    with LineWriter(pipe.write) as writer:
+    with LineWriter(pipe.write, tell_lost) as writer:
         writer.add(1, first)
         begun.wait()
         for number in (b"2\n", b"3\n", b"4\n"):
             writer.add(1, lambda number=number: [number])
-        assert writer.lost == 2
-        monkeypatch.setattr(line_writer, "MOST_PENDING", 4)
-        log = AccessLog(writer, ["a"].__getitem__, str.upper)
-        for _ in range(2):
-            log.add_ended(ended(), ids(b"x"))
         go_on.set()
-    one, two, answered, lost = pipe.lines()
-    assert (one, two, answered["request_id"]) == (1, 2, "x")
-    assert (lost["event"], lost["level"], lost["lines"]) == ("lines_lost", "WARNING", 2)
+    assert pipe.lines() == [1, {"lost": 2}, 2]
+
+
+def test_a_full_disk_loses_lines_and_no_more() -> None:
+    """A line that is there in part is ended before the next one, so that only it is no JSON."""
+    pipe = Pipe()
+    os.set_blocking(pipe.write, False)  # so a write beyond the pipe's size is cut, as one to a full disk is
+    room = fcntl.fcntl(pipe.write, fcntl.F_SETPIPE_SZ, 4096)
+
+    def second() -> list[bytes]:
+        assert os.read(pipe.read, room) == b"x" * room
+        return [b"2\n"]
+
+    with LineWriter(pipe.write, tell_lost) as writer:
+        writer.add(1, lambda: [b"x" * room + b"y\n"])
+        writer.add(1, second)
+        writer.add(1, lambda: [b"3\n"])
+    os.close(pipe.write)
+    with os.fdopen(pipe.read, "rb") as end:
+        assert end.read() == b'\n{"lost": 1}\n2\n3\n'
 
 
 def test_a_burst_of_refusals_is_one_line_a_tenant(caplog: pytest.LogCaptureFixture) -> None:

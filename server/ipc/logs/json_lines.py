@@ -27,13 +27,13 @@ class JsonLines(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "pid": record.process,
-            "message": record.getMessage(),
+            "message": _in_utf8(record.getMessage()),
         }
         extra = getattr(record, "fields", None)
         if isinstance(extra, Mapping):
             fields |= extra
         if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
+            fields["exception"] = _in_utf8(self.formatException(record.exc_info))
         return msgspec.json.encode(fields).decode()
 
 
@@ -60,3 +60,12 @@ def log_line(logger: str, kind: str, **fields: Any) -> str:
 def utc(seconds: float) -> str:
     """Seconds since 1970, as ISO 8601 with milliseconds."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _in_utf8(text: str) -> str:
+    r"""Paths need not be UTF-8, JSON is.
+
+    >>> _in_utf8("/models/\udcff")
+    '/models/\\udcff'
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
