@@ -80,7 +80,7 @@ class Engine:
         deciding = Decisions(self._scheduler, self._queries.carry_out, self._log)
         self._decide, self._timings = deciding.decide, deciding.timings
         policy = make_policy(configure.policy)
-        orders = LoneOrders(self._specs, self._scheduler.admission.lone_block, self._cores[-1:], refuses=policy.refuses)
+        orders = LoneOrders(self._specs, self._scheduler.admission.lone_block, self._cores[:1], refuses=policy.refuses)
         known = self._specs, self._arrivals, self._lanes, self._supervisor, self._queries, self._decide, orders
         self._lone = LoneQueries(configure.lanes if policy.starts_unasked and not self._log else None, *known)
         edge_timing = EdgeTiming(os.getppid(), self._specs, self._lanes.work, self._arrivals.taken, self._lone.work)
