@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+import kserve_definitions
 import kubernetes_validate
 import pytest
 import yaml
@@ -17,13 +19,24 @@ from veltair.config import ServeConfig, ServerConfig, read_config
 
 DEPLOY = Path(__file__).resolve().parent.parent.parent / "deploy"
 KUBERNETES = "1.30"  # the oldest that we look at
-# KServe publishes its definitions without a package that has them: the fields of its v0.15 that are used here.
-RUNTIME_FIELDS = {
-    *("annotations", "labels", "supportedModelFormats", "protocolVersions", "multiModel", "containers", "volumes"),
-    *("nodeSelector", "tolerations", "affinity", "imagePullSecrets", "disabled", "serviceAccountName"),
-}
-FORMAT_FIELDS = {"name", "version", "autoSelect", "priority"}
-MODEL_FIELDS = {"runtime", "modelFormat", "protocolVersion", "storageUri", "storage", "resources", "env", "args"}
+WRONG_RUNTIMES = [  # where, and what
+    ("spec supportedModelFormats 0 version", 1),
+    ("spec supportedModelFormats 0 autoselect", True),
+    ("spec protocolVersions", "v2"),
+    ("spec multiModel", "no"),
+    ("spec containers 0 readinesProbe", {}),
+    ("spec containers 0 ports 0 containerPort", "http1"),
+    ("spec containers 0 securityContext runAsUser", "root"),
+    ("spec volume", []),
+]
+WRONG_SERVICES = [
+    ("spec predictor minReplicas", "1"),
+    ("spec predictor model modelFormat", "veltair"),
+    ("spec predictor model modelFormat name", None),
+    ("spec predictor model storageURI", "s3://models/x"),
+    ("spec predictor model resources limits", ["cpu"]),
+    ("spec predictors", {}),
+]
 
 
 def documents(name: str) -> list[dict[str, Any]]:
@@ -56,26 +69,25 @@ def test_kubernetes_takes_the_manifests(name: str) -> None:
         validate(wrong)
 
 
-def test_kserve_runtime() -> None:
+def validate_for_kserve(document: dict[str, Any]) -> None:
+    kserve_definitions.validators()[f"{document['apiVersion']} {document['kind']}"].validate(document)
+
+
+def test_kserve_takes_the_runtime() -> None:
     (runtime,) = documents("kserve/runtime.yaml")
-    assert (runtime["apiVersion"], runtime["kind"]) == ("serving.kserve.io/v1alpha1", "ClusterServingRuntime")
+    validate_for_kserve(runtime)
     spec = runtime["spec"]
-    assert set(spec) <= RUNTIME_FIELDS
-    assert all(
-        set(each) <= FORMAT_FIELDS and isinstance(each["version"], str) for each in spec["supportedModelFormats"]
-    )
     assert spec["protocolVersions"] == ["v2", "grpc-v2"]
     assert [container["name"] for container in spec["containers"]] == ["kserve-container"]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}
     validate(pod | {"spec": {key: spec[key] for key in ("containers", "volumes")}})
 
 
-def test_kserve_inference_service_fits_the_runtime() -> None:
+def test_kserve_takes_the_inference_service_and_it_fits_the_runtime() -> None:
     (service,) = documents("kserve/inference-service.yaml")
-    assert (service["apiVersion"], service["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
+    validate_for_kserve(service)
     predictor = service["spec"]["predictor"]
     model = predictor["model"]
-    assert set(model) <= MODEL_FIELDS
     (runtime,) = documents("kserve/runtime.yaml")
     assert model["runtime"] == runtime["metadata"]["name"]
     assert model["modelFormat"]["name"] in {each["name"] for each in runtime["spec"]["supportedModelFormats"]}
@@ -83,6 +95,22 @@ def test_kserve_inference_service_fits_the_runtime() -> None:
     pod = {key: predictor[key] for key in predictor if key not in ("model", "minReplicas", "maxReplicas")}
     container = {"name": "kserve-container", "image": "x", "resources": model["resources"]}
     validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod | {"containers": [container]}})
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "what"),
+    [("kserve/runtime.yaml", *wrong) for wrong in WRONG_RUNTIMES]
+    + [("kserve/inference-service.yaml", *wrong) for wrong in WRONG_SERVICES],
+)
+def test_kserve_refuses_what_is_wrong(name: str, where: str, what: object) -> None:
+    (document,) = documents(name)
+    place: Any = document
+    *path, last = where.split()
+    for step in path:
+        place = place[int(step) if step.isdigit() else step]
+    place[last] = what
+    with pytest.raises(jsonschema.ValidationError):
+        validate_for_kserve(document)
 
 
 def test_containers_have_whole_cores_and_no_rights() -> None:
