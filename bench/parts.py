@@ -163,6 +163,10 @@ PARTS = {
     "way": Part(("way.json", "fronts.json", "front.json"), _way),
     "loads": Part(("model-loads.json",), _model_loads),
     "int8": Part(("int8.json",), lambda at: [("bench.int8", "--out", at.result("int8"))]),
+    "short-floods": Part(
+        ("short-floods.json",),
+        lambda at: [("bench.serving.short_floods", "--seconds", "5", "--out", at.result("short-floods"))],
+    ),
     "overload": Part(("overload.json",), lambda at: [("bench.serving.overload", "--out", at.result("overload"))]),
     "mixes": Part(("mix-*.json",), _mixes),
     "reality": Part(("reality.json",), lambda at: [("bench.paper.reality", "--again", "--results", str(at.results))]),

@@ -3,10 +3,11 @@
     python -m bench.run [--only PART …] [--list] [--triton-python PATH] [--tensorflow PATH] [--torch PATH]
         [--export-python PATH] [--results DIR] [--work DIR]
 
-Parts: see `bench.parts`; `--list` prints their commands and measures nothing. `way`, `loads` and `overload` need the
-demo's artifacts (`make demo` first); the other parts build and compile the models that they need. Peers that want a
-Python of their own (Triton, TensorFlow, torch with FBGEMM) take part where an option says which has them. Run it on a
-machine that does nothing else: the mixes take an hour each on 2 cores, `faults` and `fuzz` a night.
+Parts: see `bench.parts`; `--list` prints their commands and measures nothing. `way`, `loads`, `overload` and
+`short-floods` need the demo's artifacts (`make demo` first); the other parts build and compile the models that they
+need. Peers that want a Python of their own (Triton, TensorFlow, torch with FBGEMM) take part where an option says which
+has them. Run it on a machine that does nothing else: the mixes take an hour each on 2 cores, `faults` and `fuzz` a
+night.
 """
 
 from __future__ import annotations

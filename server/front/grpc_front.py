@@ -123,7 +123,7 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             arrival_ns=arrival_ns,
             tenant=tenant,
             deadline_ns=None if left_s is None else arrival_ns + int(left_s * 1e9),
-            trace=None if traces is None else traces.begin(_metadata(context, "traceparent"), "grpc"),
+            trace=None if traces is None else traces.begin(*_trace_fields(context), "grpc"),
         )
         named = message.model_name, inferred.served.version, request.id
         response = encode_response(*named, inferred.outputs, inferred.parameters, inferred.stored)
@@ -203,6 +203,10 @@ async def _unsupported(self: InferenceServicer, request: Any, context: Any) -> N
 for _method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
     if _method.name not in InferenceServicer.__dict__:
         setattr(InferenceServicer, _method.name, _unsupported)
+
+
+def _trace_fields(context: Any) -> list[list[str]]:
+    return [_metadata(context, name) for name in ("traceparent", "tracestate")]
 
 
 def _metadata(context: Any, key: str) -> list[str]:

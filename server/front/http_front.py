@@ -124,7 +124,8 @@ def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner
         decoded = received.request
         model, version = request.path_params["model"], request.path_params.get("version", "")
         traces = service.traces
-        trace = None if traces is None else traces.begin(request.headers.getlist("traceparent"), "http")
+        given = [request.headers.getlist(name) for name in ("traceparent", "tracestate")]
+        trace = None if traces is None else traces.begin(*given, "http")
         try:
             response = await service.infer(
                 model,

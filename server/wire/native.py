@@ -19,7 +19,7 @@ ENDED_ID = np.dtype([("size", "u1"), ("text", "V127")])  # what its client gave 
 ENDED_TRACE = np.dtype(  # a traced one; wire.h
     [
         *(("ended", ENDED), ("id", ENDED_ID), ("trace", "V16"), ("parent", "V8"), ("query", "u8"), ("sampled", "u1")),
-        *(("unused", "V7"), ("protocol", "i4"), ("unused_too", "i4")),
+        *(("unused", "V3"), ("state_number", "u4"), ("protocol", "i4"), ("state_bytes", "u4"), ("state", "V512")),
     ]
 )
 SHARE = np.dtype([("rate", "f8"), ("burst", "f8"), ("kept", "i4"), ("most", "i4")])  # slots.h

@@ -6,8 +6,15 @@
 #include "wire.h"
 
 enum { TRACEPARENT = 55 /* bytes of version 00: 00-TRACE-PARENT-FLAGS */, SAMPLED = 1 };
-static const char NAME[] = "traceparent";
-enum { NAME_BYTES = sizeof NAME - 1 };
+static const char PARENT_NAME[] = "traceparent", STATE_NAME[] = "tracestate";
+
+/* What a head has of a context. */
+typedef struct {
+  const uint8_t *parent; /* the last one's value */
+  size_t parent_bytes;
+  uint32_t parents; /* how many there are */
+  trace_state state;
+} found_fields;
 
 /* An even chance, of which nothing but the number of traces depends (xorshift64*). */
 static uint64_t draw(io_thread *thread) {
@@ -45,16 +52,50 @@ static bool parse(const uint8_t *text, size_t size, trace_context *found, uint8_
          read_hex(text + 53, flags, 1);
 }
 
-/* `count`: how many there are; `value`: the last one's. */
-static trace_context read_context(io_thread *thread, const uint8_t *value, size_t size, int count) {
+/* Without the white space round it. */
+static const uint8_t *trim(const uint8_t *value, size_t *size) {
+  while (*size && (*value == ' ' || *value == '\t')) value++, --*size;
+  while (*size && (value[*size - 1] == ' ' || value[*size - 1] == '\t')) --*size;
+  return value;
+}
+
+static void add_parent(found_fields *to, const uint8_t *value, size_t size) {
+  to->parent = trim(value, &size), to->parent_bytes = size;
+  to->parents++;
+}
+
+/* Several are one list; too long a one counts as none. */
+static void add_state(trace_state *to, const uint8_t *value, size_t size) {
+  value = trim(value, &size);
+  const size_t comma = to->bytes ? 1 : 0;
+  if (!size || to->bytes > MOST_STATE) return;
+  if (to->bytes + comma + size > MOST_STATE) {
+    to->bytes = MOST_STATE + 1;
+    return;
+  }
+  if (comma) to->text[to->bytes] = ',';
+  memcpy(to->text + to->bytes + comma, value, size);
+  to->bytes += (uint32_t)(comma + size);
+}
+
+static uint32_t keep_state(io_thread *thread, trace_state *state) {
+  if (!state->bytes || state->bytes > MOST_STATE) return 0;
+  if (!thread->states) thread->states = calloc(KEPT_STATES, sizeof *thread->states);
+  if (!thread->states) return 0;
+  if (!++thread->last_state) ++thread->last_state;
+  state->number = thread->last_state;
+  thread->states[state->number % KEPT_STATES] = *state;
+  return state->number;
+}
+
+static trace_context read_context(io_thread *thread, found_fields *fields) {
   static const trace_context none = {.sampled = 0};
   trace_context found = none;
   uint8_t flags = 0;
-  while (size && (*value == ' ' || *value == '\t')) value++, size--;
-  while (size && (value[size - 1] == ' ' || value[size - 1] == '\t')) size--;
-  if (count == 1 && parse(value, size, &found, &flags)) {
+  if (fields->parents == 1 && parse(fields->parent, fields->parent_bytes, &found, &flags)) {
     if (!(flags & SAMPLED)) return none;
     found.sampled = 1;
+    found.state = keep_state(thread, &fields->state);
     return found;
   }
   const uint64_t below = atomic_load_explicit(&thread->wire->trace_below, memory_order_relaxed); /* 0: never */
@@ -62,42 +103,43 @@ static trace_context read_context(io_thread *thread, const uint8_t *value, size_
   return (trace_context){.sampled = 1};
 }
 
-static bool is_name(const uint8_t *text) {
-  for (size_t i = 0; i < NAME_BYTES; i++)
-    if ((text[i] | 0x20) != (uint8_t)NAME[i]) return false;
+/* Whether a line has this name, in whatever case; its value is behind it. */
+static bool has_name(const uint8_t *line, const uint8_t *stop, const char *name, size_t bytes) {
+  if ((size_t)(stop - line) <= bytes || line[bytes] != ':') return false;
+  for (size_t i = 0; i < bytes; i++)
+    if ((line[i] | 0x20) != (uint8_t)name[i]) return false;
   return true;
 }
 
 trace_context trace_of_head(io_thread *thread, const uint8_t *head, size_t size) {
-  const uint8_t *value = NULL, *const end = head + size;
-  size_t value_bytes = 0;
-  int count = 0;
+  enum { PARENT = sizeof PARENT_NAME - 1, STATE = sizeof STATE_NAME - 1 };
+  found_fields found;
+  found.parents = found.state.bytes = 0;
+  const uint8_t *const end = head + size;
   for (const uint8_t *line = head, *next; line < end; line = next) {
     const uint8_t *stop = memchr(line, '\n', (size_t)(end - line));
     next = stop ? stop + 1 : end;
-    if (!stop || stop - line <= NAME_BYTES || line[NAME_BYTES] != ':' || !is_name(line)) continue;
+    if (!stop || stop == line || (*line | 0x20) != 't') continue;
     if (stop[-1] == '\r') stop--;
-    value = line + NAME_BYTES + 1, value_bytes = (size_t)(stop - value);
-    count++;
+    if (has_name(line, stop, PARENT_NAME, PARENT)) add_parent(&found, line + PARENT + 1, (size_t)(stop - line - PARENT - 1));
+    else if (has_name(line, stop, STATE_NAME, STATE)) add_state(&found.state, line + STATE + 1, (size_t)(stop - line - STATE - 1));
   }
-  return read_context(thread, value, value_bytes, count);
+  return read_context(thread, &found);
 }
 
 trace_context trace_of_fields(io_thread *thread, const uint8_t *fields, size_t size) {
-  const uint8_t *value = NULL;
-  size_t value_bytes = 0;
-  int count = 0;
+  enum { PARENT = sizeof PARENT_NAME - 1, STATE = sizeof STATE_NAME - 1 };
+  found_fields found;
+  found.parents = found.state.bytes = 0;
   for (const uint8_t *at = fields, *const end = fields + size; at < end;) {
     uint32_t sizes[2];
     memcpy(sizes, at, sizeof sizes);
     at += sizeof sizes;
-    if (sizes[0] == NAME_BYTES && !memcmp(at, NAME, NAME_BYTES)) {
-      value = at + NAME_BYTES, value_bytes = sizes[1];
-      count++;
-    }
+    if (sizes[0] == PARENT && !memcmp(at, PARENT_NAME, PARENT)) add_parent(&found, at + PARENT, sizes[1]);
+    if (sizes[0] == STATE && !memcmp(at, STATE_NAME, STATE)) add_state(&found.state, at + STATE, sizes[1]);
     at += sizes[0] + sizes[1];
   }
-  return read_context(thread, value, value_bytes, count);
+  return read_context(thread, &found);
 }
 
 void trace_keep(io_thread *thread, const ended_trace *ended) {
@@ -106,5 +148,10 @@ void trace_keep(io_thread *thread, const ended_trace *ended) {
     thread->traces_lost++;
     return;
   }
-  thread->traces[thread->trace_count++] = *ended;
+  ended_trace *const kept = &thread->traces[thread->trace_count++];
+  *kept = *ended;
+  const trace_state *state = ended->trace.state ? &thread->states[ended->trace.state % KEPT_STATES] : NULL;
+  if (!state || state->number != ended->trace.state) return;
+  kept->state_bytes = state->bytes;
+  memcpy(kept->state, state->text, state->bytes);
 }

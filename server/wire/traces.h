@@ -14,8 +14,17 @@ typedef struct {
   uint8_t trace[16], parent[8]; /* zeros: the query begins a trace of its own */
   uint64_t query;               /* its number; 0: the engine has never had it */
   uint8_t sampled;              /* 0: it is not traced */
-  uint8_t unused[7];
+  uint8_t unused[3];
+  uint32_t state; /* the number of its tracestate among those of its thread; 0: it has none */
 } trace_context; /* 40 bytes, in native.ENDED_TRACE */
+
+/* What a caller's system says to itself: the values of `tracestate`, with commas between them. Few requests have one, so
+ * they are kept apart. */
+enum { MOST_STATE = 512 /* bytes; a longer one is left out */, KEPT_STATES = 1024 /* of a thread; then the oldest goes */ };
+typedef struct {
+  uint32_t number, bytes;
+  uint8_t text[MOST_STATE];
+} trace_state;
 
 struct io_thread;
 

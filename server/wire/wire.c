@@ -321,6 +321,7 @@ EXPORT void wire_stop(wire *of) {
     free(thread->ended);
     free(thread->ended_ids);
     free(thread->traces);
+    free(thread->states);
     free(thread->scratch);
     pthread_mutex_destroy(&thread->lock);
     pthread_cond_destroy(&thread->settled);

@@ -105,7 +105,9 @@ typedef struct {
   ended_query ended;
   ended_id id;
   trace_context trace;
-  int32_t protocol, unused; /* GRPC or HTTP */
+  int32_t protocol; /* GRPC or HTTP */
+  uint32_t state_bytes;
+  uint8_t state[MOST_STATE]; /* trace_state */
 } ended_trace; /* native.ENDED_TRACE */
 
 enum { COUNTED_OK, COUNTED_INVALID, COUNTED_OVERLOADED, COUNTED_DEADLINE, COUNTED_CANCELLED, COUNTED_FAILED };
@@ -236,6 +238,8 @@ typedef struct io_thread {
   ended_trace *traces; /* MOST_TRACES of them; NULL before the first */
   uint32_t trace_count, traces_lost;
   uint64_t chance; /* traces.c: where its sequence stands */
+  trace_state *states; /* KEPT_STATES of them; NULL before the first */
+  uint32_t last_state; /* its number */
   uint8_t *scratch; /* a response that is put together */
   size_t scratch_bytes;
   int64_t date_s; /* the second that `date` names */

@@ -25,6 +25,7 @@ class Received:
     trace_id: str  # in hex, as in a traceparent
     span_id: str
     parent_id: str  # empty: it has none
+    state: str  # tracestate
     name: str
     begin_ns: int
     end_ns: int
@@ -98,7 +99,9 @@ def _value(value: Any) -> Any:
 def _received(span: Any, resource: Mapping[str, Any]) -> Received:
     ids = span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()
     times = span.start_time_unix_nano, span.end_time_unix_nano
-    return Received(*ids, span.name, *times, span.status.code == 2, _values(span.attributes), resource)
+    return Received(
+        *ids, span.trace_state, span.name, *times, span.status.code == 2, _values(span.attributes), resource
+    )
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 
 from veltair.server.front.tracing.otlp_settings import OtlpSettings
@@ -58,17 +58,18 @@ class OtlpCollector:
         """Give up what is being sent."""
         self._exporter.shutdown()
 
-    def _new_span(self, trace_id: int) -> SpanContext:
-        return SpanContext(trace_id, self._ids.generate_span_id(), False, _SAMPLED)
+    def _new_span(self, trace_id: int, state: TraceState) -> SpanContext:
+        return SpanContext(trace_id, self._ids.generate_span_id(), False, _SAMPLED, state)
 
     def _spans(self, trace: QueryTrace, wall_ns: int) -> Iterator[ReadableSpan]:
         context = trace.context
         trace_id = context.trace_id or self._ids.generate_trace_id()
-        whole = self._new_span(trace_id)
-        caller = SpanContext(trace_id, context.parent_id, True, _SAMPLED) if context.trace_id else None
+        state = TraceState.from_header([context.state])
+        whole = self._new_span(trace_id, state)
+        caller = SpanContext(trace_id, context.parent_id, True, _SAMPLED, state) if context.trace_id else None
 
         def span(name: str, begin_ns: int, end_ns: int, attributes: Mapping[str, Any], **more: Any) -> ReadableSpan:
-            own: dict[str, Any] = {"context": self._new_span(trace_id), "parent": whole} | more
+            own: dict[str, Any] = {"context": self._new_span(trace_id, state), "parent": whole} | more
             own |= {"start_time": wall_ns + begin_ns, "end_time": wall_ns + max(begin_ns, end_ns)}
             own |= {"resource": self._resource, "instrumentation_scope": self._scope}
             return ReadableSpan(name, attributes=attributes, **own)

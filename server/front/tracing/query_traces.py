@@ -19,7 +19,7 @@ from veltair.errors import FailureReason, QueryError, RefusedError
 from veltair.server.front.logs.access_log import ended_rows
 from veltair.server.front.request_counts import outcome_of_error
 from veltair.server.front.tracing.query_trace import QueryTrace
-from veltair.server.front.tracing.trace_context import Protocol, TraceContext, read_traceparent
+from veltair.server.front.tracing.trace_context import Protocol, TraceContext, read_traceparent, read_tracestate
 from veltair.server.ipc.messages import QueryEnded
 from veltair.server.ipc.status_records import BlockRecord
 from veltair.server.wire import native
@@ -37,7 +37,7 @@ class QueryTraces:
     ::
 
         traces = QueryTraces(sender.add, ratio=0.01, tenant_of=metrics.tenant_of, model_of=model_of)
-        context = traces.begin(headers, "http")  # None: it is not traced
+        context = traces.begin(traceparents, tracestates, "http")  # None: it is not traced
         traces.add(QueryTrace(context, …))
     """
 
@@ -61,11 +61,12 @@ class QueryTraces:
         """Traces that I/O threads had no room for."""
         return 0 if self._threads is None else self._threads.lost
 
-    def begin(self, traceparents: Sequence[str], protocol: Protocol) -> TraceContext | None:
+    def begin(self, traceparents: Sequence[str], tracestates: Sequence[str], protocol: Protocol) -> TraceContext | None:
         """Whether a query is traced: as its client says, and else by chance. None: it is not."""
         parent = read_traceparent(traceparents) if traceparents else None
         if parent is not None:
-            return TraceContext(protocol, parent.trace_id, parent.parent_id) if parent.sampled else None
+            own = parent.trace_id, parent.parent_id, read_tracestate(tracestates)
+            return TraceContext(protocol, *own) if parent.sampled else None
         return TraceContext(protocol) if self._ratio and self._chance.random() < self._ratio else None
 
     def add_error(
@@ -118,13 +119,17 @@ class QueryTraces:
     def add_ended(self, records: NDArray[Any]) -> None:
         """The I/O threads' halves: native.ENDED_TRACE."""
         columns = [records[name].tolist() for name in ("trace", "parent", "query", "protocol")]
-        rows = zip(*columns, shown_ids(records["id"]), ended_rows(records["ended"]), strict=True)
-        for trace, parent, query, protocol, request_id, (number, end_ns, outcome, _, reason, stages, took_ns) in rows:
+        states = zip(records["state"].tolist(), records["state_bytes"].tolist(), strict=True)
+        texts = [state[:size].decode("latin-1") for state, size in states]
+        rows = zip(*columns, texts, shown_ids(records["id"]), ended_rows(records["ended"]), strict=True)
+        for trace, parent, query, protocol, state, request_id, ended in rows:
+            number, end_ns, outcome, _, reason, stages, took_ns = ended
             if (tenant := self._tenant_of(number)) is None:  # it is gone
                 continue
             spoken: Protocol = "grpc" if protocol == native.GRPC else "http"
+            ids = int.from_bytes(trace, "big"), int.from_bytes(parent, "big")
             half = QueryTrace(
-                TraceContext(spoken, int.from_bytes(trace, "big"), int.from_bytes(parent, "big")),
+                TraceContext(spoken, *ids, read_tracestate([state])),
                 tenant,
                 self._model_of(tenant),
                 request_id,

@@ -12,6 +12,10 @@ from typing import Literal, NamedTuple
 _TRACE, _PARENT = "(?!0{32})([0-9a-f]{32})", "(?!0{16})([0-9a-f]{16})"
 _TRACEPARENT = re.compile(f"(?!ff)([0-9a-f]{{2}})-{_TRACE}-{_PARENT}-([0-9a-f]{{2}})(-.*)?", re.DOTALL)
 _SAMPLED = 1
+_KEY = "[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13}"
+_VALUE = r"[ -+\--<>-~]{0,255}[!-+\--<>-~]"
+_MEMBER = re.compile(f"({_KEY})={_VALUE}")
+MOST_STATE, MOST_MEMBERS = 512, 32
 
 Protocol = Literal["grpc", "http"]
 
@@ -26,6 +30,7 @@ class TraceContext(NamedTuple):
     protocol: Protocol
     trace_id: int = 0  # 0: it begins a trace of its own
     parent_id: int = 0
+    state: str = ""  # tracestate: what the caller's system says to itself
 
 
 class Parent(NamedTuple):
@@ -50,3 +55,18 @@ def read_traceparent(values: Sequence[str]) -> Parent | None:
     if more is not None and version == "00":
         return None
     return Parent(int(trace, 16), int(parent, 16), bool(int(flags, 16) & _SAMPLED))
+
+
+def read_tracestate(values: Sequence[str]) -> str:
+    """The list that all values make; nothing where it is not valid, or longer than 512 bytes (Trace Context, section
+    3.3).
+
+    >>> read_tracestate(["rojo=00f067aa0ba902b7", "congo=t61rcWkgMzE"])
+    'rojo=00f067aa0ba902b7,congo=t61rcWkgMzE'
+    >>> read_tracestate(["no value"])
+    ''
+    """
+    members = [member for value in values for each in value.split(",") if (member := each.strip(" \t"))]
+    state, found = ",".join(members), [_MEMBER.fullmatch(member) for member in members]
+    keys = {match[1] for match in found if match is not None}
+    return state if len(keys) == len(members) <= MOST_MEMBERS and len(state) <= MOST_STATE else ""

@@ -33,7 +33,7 @@ def clients(daemon: Any) -> list[tuple[str, Any, Any]]:
 
 def traceparent(number: int, *, sampled: bool = True) -> dict[str, str]:
     """Of a trace of its own."""
-    return {"traceparent": f"00-{number:032x}-{PARENT}-{sampled:02x}"}
+    return {"traceparent": f"00-{number:032x}-{PARENT}-{sampled:02x}", "tracestate": f"rojo={number:032x}"}
 
 
 def check_whole(trace: Trace, layers: int) -> None:
@@ -88,6 +88,7 @@ def test_each_query_with_a_sampled_context_is_one_trace(artifacts: Path, tmp_pat
             name, _, turn = key.partition("-")
             own = trace.root.attributes
             assert trace.root.parent_id == PARENT and trace.root.resource["service.name"] == "veltair"
+            assert {span.state for span in (trace.root, *trace.children)} == {f"rojo={trace.root.trace_id}"}
             assert (own["veltair.tenant"], own["network.protocol.name"]) == (
                 "brittle" if turn == "bad" else "spin",
                 name,

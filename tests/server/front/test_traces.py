@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
+from opentelemetry.trace import TraceState
 
 from veltair.config import ServerConfig
 from veltair.errors import ConfigError, OverloadedError, QueryError, RefusalReason
@@ -16,7 +17,7 @@ from veltair.server.front.tracing.otlp_settings import OtlpSettings
 from veltair.server.front.tracing.query_trace import QueryTrace
 from veltair.server.front.tracing.query_traces import MOST_HALVES, QueryTraces
 from veltair.server.front.tracing.start import otlp_collector, wanted_traces
-from veltair.server.front.tracing.trace_context import TraceContext
+from veltair.server.front.tracing.trace_context import TraceContext, read_tracestate
 from veltair.server.front.tracing.trace_sender import TraceSender
 from veltair.server.ipc.messages import QueryEnded
 from veltair.server.ipc.status_records import BlockRecord
@@ -41,11 +42,38 @@ def traces(ratio: float = 0.0) -> tuple[QueryTraces, list[QueryTrace]]:
 def test_a_client_decides_and_else_chance_does() -> None:
     never, always = traces()[0], traces(1.0)[0]
     for each in (never, always):
-        assert each.begin(traceparent("01"), "http") == TraceContext("http", TRACE, PARENT)
-        assert each.begin(traceparent("00"), "http") is None
+        assert each.begin(traceparent("01"), ["a=1", "b=2"], "http") == TraceContext("http", TRACE, PARENT, "a=1,b=2")
+        assert each.begin(traceparent("00"), ["a=1"], "http") is None
     for none in ([], ["not valid"], [*traceparent("01"), *traceparent("01")]):
-        assert never.begin(none, "grpc") is None
-        assert always.begin(none, "grpc") == TraceContext("grpc")
+        assert never.begin(none, ["a=1"], "grpc") is None
+        assert always.begin(none, ["a=1"], "grpc") == TraceContext("grpc")
+
+
+@pytest.mark.parametrize(
+    ("values", "state"),
+    [
+        ([], ""),
+        ([""], ""),
+        (["a=1"], "a=1"),
+        (["a=1 , b=2,,", "\tc=3"], "a=1,b=2,c=3"),
+        (["fw529a3039@dt=FfAAAB/w,x-y_z*/0=!~ ~"], "fw529a3039@dt=FfAAAB/w,x-y_z*/0=!~ ~"),
+        (["a=1", "a=2"], ""),
+        (["A=1"], ""),
+        (["a"], ""),
+        (["a=1=2"], ""),
+        (["a=\x7f"], ""),
+        (["a=\u00e9"], ""),
+        ([f"a{number}=1" for number in range(32)], ",".join(f"a{number}=1" for number in range(32))),
+        ([f"a{number}=1" for number in range(33)], ""),
+        (["a=" + "x" * 256, "b=" + "x" * 251], "a=" + "x" * 256 + ",b=" + "x" * 251),
+        (["a=" + "x" * 256, "b=" + "x" * 252], ""),
+        (["a=" + "x" * 257], ""),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_tracestate_is_a_list_of_members_or_nothing(values: list[str], state: str) -> None:
+    assert read_tracestate(values) == state
+    assert TraceState.from_header([state]).to_header() == state  # as others read it
 
 
 @pytest.mark.parametrize("first", ["thread", "engine"])

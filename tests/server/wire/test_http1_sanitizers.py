@@ -29,6 +29,7 @@ def test_damaged_messages(tmp_path: Path) -> None:
     messages += [infer(request_id="a", headers=line + "\r\n") for line in LINES] + [GET[:-2] + b"A: " + b"b" * 5000]
     context = "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n"
     messages += [infer(request_id="a", headers=context), infer(headers=context * 2)]
+    messages += [infer(headers=context + f"Tracestate: a={'x' * size}\r\n" * 3) for size in (1, 168, 250, 600)]
     corpus.write_bytes(b"".join(struct.pack("=I", len(message)) + message for message in messages))
     found = subprocess.run([program, corpus, str(ROUNDS)], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr[-5000:]

@@ -16,10 +16,11 @@ from scripted_engine import SUMS
 from veltair.server.front.logs.access_log import ended_rows
 from veltair.server.front.tracing.query_trace import QueryTrace
 from veltair.server.front.tracing.query_traces import QueryTraces
-from veltair.server.front.tracing.trace_context import read_traceparent
+from veltair.server.front.tracing.trace_context import read_traceparent, read_tracestate
 from veltair.server.wire.ended_requests import shown_ids
 from veltair.server.wire.thread_traces import MOST_TAKEN, ThreadTraces
 
+KEPT_STATES = 1024  # of a thread: traces.h
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = f"00-{TRACE}-{PARENT}-01"
 VALID = [SAMPLED, f"00-{TRACE}-{PARENT}-ff", f"cc-{TRACE}-{PARENT}-01", f"cc-{TRACE}-{PARENT}-03-more"]
@@ -110,6 +111,61 @@ def test_several_contexts_are_none() -> None:
         assert taken.collect() == [] and fronts.fronts.asked_python == 1
 
     run_http(over_http)  # the stock client of gRPC sends one of them alone
+
+
+STATES = [
+    (["congo=t61rcWkgMzE"], "congo=t61rcWkgMzE"),
+    (["a=1 ,b=2", "c=3"], "a=1,b=2,c=3"),
+    (["", "a=1", ""], "a=1"),
+    (["a=" + "x" * 256, "b=" + "x" * 251], "a=" + "x" * 256 + ",b=" + "x" * 251),
+    (["a=" + "x" * 256, "b=" + "x" * 252, "c=1"], ""),
+    (["x" * 600], ""),
+    (["not valid"], ""),
+]
+
+
+@pytest.mark.parametrize(("values", "state"), STATES)
+def test_threads_keep_what_a_callers_system_says_to_itself(values: list[str], state: str) -> None:
+    """As Python reads it, for each query its own."""
+    assert read_tracestate(values) == state
+
+    async def over_grpc(fronts: Fronts) -> None:
+        taken, channel = Taken(fronts), fronts.channel()
+        await fronts.learn(channel, encoded())
+        for own in (values, [], ["z=9"]):
+            await ask(channel, encoded(), metadata=[*metadata(SAMPLED), *(("tracestate", each) for each in own)])
+        check(taken)
+
+    async def over_http(fronts: HttpFronts) -> None:
+        taken, client = Taken(fronts.fronts), await fronts.client()
+        await fronts.learn(client, infer())
+        for own in (values, [], ["z=9"]):
+            lines = [f"traceparent: {SAMPLED}", *(f"TraceState: \t{each} " for each in own)]
+            await client.ask(with_header(infer(), "\r\n".join(lines)))
+        check(taken)
+
+    def check(taken: Taken) -> None:
+        taken.collect()
+        taken.traces.settle(last=True)
+        assert [trace.context.state for trace in taken.whole] == [state, "", "z=9"]
+
+    run(over_grpc)
+    run_http(over_http)
+
+
+def test_more_states_than_a_thread_keeps() -> None:
+    """They go round, and each is that of its own query."""
+
+    async def body(fronts: HttpFronts) -> None:
+        taken, client = Taken(fronts.fronts), await fronts.client()
+        await fronts.learn(client, infer())
+        for number in range(KEPT_STATES + 5):
+            await client.ask(with_header(infer(), f"traceparent: {SAMPLED}\r\ntracestate: a={number}"))
+        taken.collect()
+        taken.traces.settle(last=True)
+        assert [trace.context.state for trace in taken.whole] == [f"a={number}" for number in range(KEPT_STATES + 5)]
+
+    run_http(body)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
