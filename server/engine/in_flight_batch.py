@@ -81,14 +81,14 @@ class InFlightBatch:
         return self.running and self.worker is worker
 
     def may_change_cores(self, changed: CoresChanged) -> bool:
-        """Whether the block in execution can have found more of the cores that it was given. Its worker says so, and
-        may say anything."""
+        """Whether the block in execution can have found these cores: those that it was given, where it began on others
+        as a claim, and more of them each time. Its worker says so, and may say anything."""
         if (order := self.order) is None:
             return False
         block, last = order.block, self.core_changes[-1] if self.core_changes else None
-        layer, cores = (block.start, order.core_set) if last is None else (last.layer, last.cores)
-        more = len(changed.cores) > len(cores) and set(changed.cores) <= set(self.worker.cell.cores)
-        return more and layer <= changed.layer <= block.stop and 0 <= changed.time_ns <= time.monotonic_ns()
+        layer, least = (block.start, len(order.core_set)) if last is None else (last.layer, len(last.cores) + 1)
+        fits = len(changed.cores) >= least and set(changed.cores) <= set(self.worker.cell.cores)
+        return fits and layer <= changed.layer <= block.stop and 0 <= changed.time_ns <= time.monotonic_ns()
 
     def change_cores(self, changed: CoresChanged) -> None:
         """Record that the block in execution has moved to other cores."""

@@ -86,7 +86,6 @@ def test_what_a_worker_says_in_its_place_is_read(told: Told) -> None:
         {"layer": 0},
         {"layer": 5},
         {"cores": ()},
-        {"cores": (0,)},  # it has no more than before
         {"cores": (0, 3)},
         {"time_ns": -1},
         {"time_ns": time.monotonic_ns() + 10**15},
@@ -96,6 +95,16 @@ def test_what_a_worker_says_in_its_place_is_read(told: Told) -> None:
 def test_other_cores_than_it_can_have_found(told: Told, wrong: dict[str, Any]) -> None:
     with pytest.raises(BrokenMessageError, match="CoresChanged"):
         told.read(msgspec.structs.replace(GROWN, **wrong))
+
+
+def test_a_claim_that_was_taken_over_finds_its_own_cores_once(told: Told) -> None:
+    """It may have begun on others, while claims came fast."""
+    own = msgspec.structs.replace(GROWN, cores=(0,))
+    assert told.read(own) == own
+    told.batches[OWN].core_changes.append(CoreChange(2, (0,), 1))
+    with pytest.raises(BrokenMessageError):
+        told.read(own)
+    assert told.read(GROWN) == GROWN
 
 
 def test_between_two_blocks_nothing_is_found(told: Told) -> None:
