@@ -118,6 +118,7 @@ class HttpServer(uvicorn.Server):
             timeout_keep_alive=math.ceil(idle_s),
             timeout_graceful_shutdown=int(FLUSH_S),
         )
+        config.load()  # what it imports is there before anybody is told that this listens
         return cls(config)
 
 

@@ -38,7 +38,6 @@ WALL_CLOCK = {
 SHOWN = {
     ("server/access/certificates.py", "time.time"),  # how long a certificate is valid
     ("server/front/logs/access_log.py", "time.time_ns"),  # when a request ended, in its line
-    ("server/front/logs/access_log.py", "time.time"),
     ("server/front/tracing/otlp.py", "time.time_ns"),  # when a span began
     ("server/front/metrics.py", "time.time_ns"),  # when the last inference of a model was
     ("server/front/request_counts.py", "time.time_ns"),
