@@ -112,9 +112,8 @@ static enum claimed foresee(uint8_t *memory, uint32_t lanes, uint32_t from, uint
   if (priority_level != DEFAULT_PRIORITY_LEVEL || !runs || runs->order >= count || !orders[runs->order].wait_ns ||
       orders[order].wait_ns <= each_ns)
     return ENGINE_DECIDES;
-  if (own->mark[(pushed - MOST_CLAIMS_WAITING) % CLAIMS] != mark && has_room(memory, orders, count, order, each_ns + 1))
-    return CLAIM_WAITS;
-  return orders[order].late_us ? CLAIM_REFUSED : ENGINE_DECIDES;
+  if (!has_room(memory, orders, count, order, each_ns + 1)) return orders[order].late_us ? CLAIM_REFUSED : ENGINE_DECIDES;
+  return own->mark[(pushed - MOST_CLAIMS_WAITING) % CLAIMS] == mark ? ENGINE_DECIDES : CLAIM_WAITS;
 }
 
 static uint32_t count_of(uint8_t *memory, uint32_t lanes) {

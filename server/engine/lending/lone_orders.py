@@ -17,6 +17,7 @@ from veltair.types import DEFAULT_PRIORITY_LEVEL, CoreSet, LayerBlock
 SHORT_NS = 300_000  # about what it takes to wake the engine, and to decide
 WAITS = 0.5  # of the least target a query may wait for others that are as short
 MOST_WAIT_NS = 100_000_000  # whatever the target
+PATIENT = 2
 LATE = 0.8  # of its target after its arrival it is too late for a query to begin: what follows takes time, too
 _STEP = 0.03  # of what was thought before; a mean would follow the few that lost their core meanwhile
 
@@ -151,14 +152,16 @@ class LoneOrders:
         short = self._short()
         specs = [self._tenants[tenant] for tenant in {tenant for tenant, _ in short}]
         wait_ns = min(WAITS * min((spec.qos_ns for spec in specs), default=0), MOST_WAIT_NS)
-        each_ns = wait_ns / max(sum(spec.share.weight for spec in specs), 1)
-        return {key: self._as_short(key, each_ns) if key in short else lone for key, lone in self._orders.items()}
+        weights = sum(spec.share.weight for spec in specs)
+        return {k: self._as_short(k, wait_ns, weights) if k in short else lone for k, lone in self._orders.items()}
 
-    def _as_short(self, key: tuple[int, int], wait_ns: float) -> LoneOrder:
-        """On one core: to wake a second one takes as long as what it would do. `wait_ns`: by weight."""
+    def _as_short(self, key: tuple[int, int], wait_ns: float, weights: int) -> LoneOrder:
+        """On one core: to wake a second one takes as long as what it would do. Whoever could wait for much longer than
+        the line, of `wait_ns`, is not refused because it is full."""
         lone, spec = self._orders[key], self._tenants[key[0]]
-        late_us = max(1, int(LATE * spec.qos_ns / 1000)) if self._refuses else 0
-        waits = {"wait_ns": int(wait_ns * spec.share.weight), "late_us": min(late_us, (1 << 32) - 1)}
+        refuses = self._refuses and WAITS * spec.qos_ns <= PATIENT * wait_ns
+        late_us = max(1, int(LATE * spec.qos_ns / 1000)) if refuses else 0
+        waits = {"wait_ns": int(wait_ns * spec.share.weight / weights), "late_us": late_us}
         return lone._replace(order=msgspec.structs.replace(lone.order, cores=lone.order.cores[:1], **waits))
 
     def forget(self) -> None:

@@ -100,6 +100,14 @@ def test_tenants_have_parts_of_the_line_by_their_weights() -> None:
     assert [lent[tenant, 1].order.wait_ns for tenant in (0, 1)] == [1_250_000, 3_750_000]
 
 
+@pytest.mark.parametrize(("qos_ms", "refuses"), [(10, True), (20, True), (21, False), (60_000, False)])
+def test_who_can_wait_longer_than_the_line_is_not_refused_for_its_length(qos_ms: int, refuses: bool) -> None:
+    lent = learnt([spec("quick"), spec("other", qos_ms=qos_ms)], quick=40_000, other=40_000).to_lend()
+    assert [bool(lent[tenant, 1].order.late_us) for tenant in (0, 1)] == [True, refuses]
+    alone = learnt([spec("other", qos_ms=qos_ms)], other=40_000).to_lend()
+    assert bool(alone[0, 1].order.late_us) == (qos_ms < 1_000)
+
+
 def test_only_a_policy_that_refuses_has_late_queries_refused() -> None:
     orders = lone_orders([spec("a")], refuses=False)
     orders.learn(ended(0, 40_000), met=False)
