@@ -17,7 +17,7 @@ from veltair.types import DEFAULT_PRIORITY_LEVEL, CoreSet, LayerBlock
 SHORT_NS = 300_000  # about what it takes to wake the engine, and to decide
 WAITS = 0.5  # of the least target a query may wait for others that are as short
 MOST_WAIT_NS = 100_000_000  # whatever the target
-PATIENT = 2
+PATIENT = 2  # times the line's length
 LATE = 0.8  # of its target after its arrival it is too late for a query to begin: what follows takes time, too
 _STEP = 0.03  # of what was thought before; a mean would follow the few that lost their core meanwhile
 
