@@ -15,7 +15,7 @@ from bench.kernels import networks
 from bench.paths import ROOT
 from bench.recsys import models
 from bench.section import Section, environment_line, read, with_environment
-from bench.serving import fronts, mix, model_loads, overload, short_floods
+from bench.serving import fronts, mix, model_loads, overload
 from bench.serving.way import summary as way
 
 PAGE = ROOT / "docs" / "measurements.md"
@@ -201,11 +201,6 @@ mix). Peaks are of DLRM alone.""",
         overload.TITLE,
         overload.TEXT,
         lambda: with_environment("epyc/overload", lambda found: overload.markdown(found["runs"])),
-    ),
-    Section(
-        short_floods.TITLE,
-        short_floods.TEXT,
-        lambda: with_environment("epyc-avx2/short-floods", lambda found: short_floods.markdown(found["runs"])),
     ),
     Section(int8.TITLE, int8.TEXT, lambda: with_environment("int8", int8.table)),
     Section(

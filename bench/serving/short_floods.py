@@ -16,26 +16,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.part_tables import markdown_table
 from bench.paths import DEMO, RESULTS, result_path
 from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
 from bench.serving.overload import load, write_runs
 
-TITLE = "Floods of short queries"
-TEXT = """Two tenants of DLRM with a target of 10 ms: one asks for half of what its weight gives it of the peak, the
-other for ten times as much (`python -m bench.serving.short_floods --seconds 5`), on two cores of a Zen 3 with the load
-generator, which goes before the daemon. All that is not in target was refused, but for what the column before the last
-says."""
-HEADINGS = (
-    "protocol",
-    "weights",
-    "peak, QPS",
-    "tenant",
-    "offered a second",
-    "in target",
-    "admitted late",
-    "refused, p99 ms",
-)
 NAMES = ("quiet", "flood")
 WEIGHTS = ((1, 1), (2, 1), (1, 2))  # of the quiet one, and of the one that floods
 USED, FLOOD = 0.5, 10.0  # of the quiet one's share; times as much
@@ -95,19 +79,6 @@ def row(run: dict[str, Any]) -> str:
     ]
     weights = ":".join(map(str, run["weights"]))
     return f"{run['protocol']}, weights {weights}, peak {run['peak_qps']:,.0f}: {'; '.join(told)}"
-
-
-def markdown(runs: list[dict[str, Any]]) -> str:
-    rows = []
-    for run in runs:
-        shared = [run["protocol"], ":".join(map(str, run["weights"])), f"{run['peak_qps']:,.0f}"]
-        for tenant in run["tenants"]:
-            in_target, admitted, refused = tenant["qos_rate"] or 0.0, tenant["admitted_rate"], tenant["refused_p99_ms"]
-            late = "-" if not admitted else f"{100 * in_target * (1 / admitted - 1):.2f} %"
-            told = "-" if refused is None else f"{refused:.2f}"
-            own = [tenant["name"], f"{tenant['offered_qps']:,.0f}", f"{100 * in_target:.2f} %", late, told]
-            rows.append([*shared, *own])
-    return markdown_table(list(HEADINGS), rows)
 
 
 if __name__ == "__main__":
