@@ -205,8 +205,8 @@ for _method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
         setattr(InferenceServicer, _method.name, _unsupported)
 
 
-def _trace_fields(context: Any) -> list[list[str]]:
-    return [_metadata(context, name) for name in ("traceparent", "tracestate")]
+def _trace_fields(context: Any) -> tuple[list[str], list[str]]:
+    return _metadata(context, "traceparent"), _metadata(context, "tracestate")
 
 
 def _metadata(context: Any, key: str) -> list[str]:

@@ -124,8 +124,8 @@ def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner
         decoded = received.request
         model, version = request.path_params["model"], request.path_params.get("version", "")
         traces = service.traces
-        given = [request.headers.getlist(name) for name in ("traceparent", "tracestate")]
-        trace = None if traces is None else traces.begin(*given, "http")
+        fields = request.headers.getlist("traceparent"), request.headers.getlist("tracestate")
+        trace = None if traces is None else traces.begin(*fields, "http")
         try:
             response = await service.infer(
                 model,
