@@ -33,6 +33,7 @@ class InFlightBatch:
     started: StartBlock | None = None  # its last block
     ordered_ns: int = 0  # when
     core_changes: list[CoreChange] = field(default_factory=list)  # of the block in execution
+    failed_block: BlockRecord | None = None  # which no other follows
     blocks: list[BlockRecord] = field(default_factory=list)
     predicted_ns: int = 0  # of the blocks that ran as they were planned, by their profile at the level of their start
     measured_ns: int = 0  # what those took
@@ -154,6 +155,27 @@ class InFlightBatch:
             self.measured_ns += record.elapsed_ns
         self.order, self.told_ns = None, end.told_ns
         self.core_changes.clear()
+
+    def fail_block(self) -> None:
+        """Record the block in execution, if there is one, which goes no further."""
+        if (order := self.order) is None:
+            return
+        status, now_ns = self.block_status(order), time.monotonic_ns()
+        self.failed_block = BlockRecord(
+            query=status.query,
+            tenant=self.tenant,
+            start=status.start,
+            stop=status.layer + 1,
+            versions=status.versions[: status.layer + 1 - status.start],
+            cores=order.core_set,
+            begin_ns=self.ordered_ns,
+            end_ns=now_ns,
+            conflict=order.conflict,
+            level=order.level,
+            core_changes=tuple(self.core_changes),
+            queries=len(self.queries),
+            failed=True,
+        )
 
     def block_status(self, order: StartBlock) -> BlockStatus:
         """The block in execution, as of now."""

@@ -136,6 +136,8 @@ class InFlightQueries:
     def complete(self, batch: InFlightBatch, outcome: m.Outcome, reason: str = "") -> None:
         """Answer all queries of the batch, and free its worker before the scheduler can want it for another."""
         del self._batches[batch.id]
+        if outcome in ("failed", "worker_died"):
+            batch.fail_block()
         batch.order = None
         self._supervisor.release(batch.worker)
         self.history.add(batch.blocks)

@@ -49,5 +49,10 @@ class PendingQuery:
             reason,
             execute_ns=sum([block.elapsed_ns for block in blocks]),
             stamps=EngineStamps(self.taken_ns, begin_ns, end_ns, now_ns),
-            blocks=tuple(blocks) if message.traced else (),
+            blocks=(*blocks, *self._failed_blocks) if message.traced else (),
         )
+
+    @property
+    def _failed_blocks(self) -> Sequence[BlockRecord]:
+        failed = self.batch.failed_block if self.batch else None
+        return () if failed is None else (failed,)

@@ -37,6 +37,7 @@ class BlockRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     level: float  # interference level that the versions were chosen for
     core_changes: tuple[CoreChange, ...] = ()
     queries: int = 1  # in the batch that it ran for; the batch has the id of its first query
+    failed: bool = False  # in its last layer
 
     @property
     def elapsed_ns(self) -> int:

@@ -89,7 +89,8 @@ class OtlpCollector:
             yield span("decode", trace.arrival_ns, read_ns, {})
             yield span("queue", read_ns, trace.arrival_ns + sum(trace.stage_ns[:EXECUTE]), {})
         for block in trace.blocks:
-            yield span("block", block.begin_ns, block.end_ns, _block_attributes(block))
+            status = Status(StatusCode.ERROR if block.failed else StatusCode.UNSET)
+            yield span("block", block.begin_ns, block.end_ns, _block_attributes(block), status=status)
         if trace.stage_ns:
             yield span("encode", trace.arrival_ns + sum(trace.stage_ns[: REPORT + 1]), trace.end_ns, {})
 

@@ -95,6 +95,7 @@ def test_each_query_with_a_sampled_context_is_one_trace(artifacts: Path, tmp_pat
             )
             if turn == "bad":
                 assert trace.root.failed and (own["veltair.outcome"], own["error.type"]) == ("failed", "kernel")
+                assert [(span.name, span.failed) for span in trace.children] == [("block", True)] * bool(fronts)
             else:
                 assert not trace.root.failed and own["veltair.outcome"] == "ok"
                 check_whole(trace, layers=SPIN_LAYERS)
