@@ -83,7 +83,10 @@ class Admission:
         return ActiveQuery(query, tenant, costs, qos_ns, query.arrival_ns + within_ns, avg_cores)
 
     def lone_block(self, tenant: str, batch: int) -> LayerBlock | None:
-        """All layers of a query on one core of an idle machine, with their predicted time; None where it is refused."""
+        """All layers of a query on one core of an idle machine, with their predicted time. None where it is refused, or
+        the tenant is not known."""
+        if tenant not in self.tenants:
+            return None
         admitted = self.admit(Query(0, tenant, arrival_ns=0, batch=batch))
         if isinstance(admitted, RejectQuery):
             return None

@@ -36,3 +36,15 @@ def test_it_is_due_by_the_target_or_by_its_own_deadline_whichever_comes_first(de
 def test_the_profile_is_the_smallest_that_holds_the_batch():
     assert [admit(Query(1, "a", 0, batch=batch)).costs.profile.batch for batch in (1, 2, 3)] == [1, 2, 3]
     assert admit(Query(1, "a", 0, batch=4)) == RejectQuery(1, RefusalReason.BATCH)
+
+
+def test_a_lone_block_is_a_query_on_one_core_or_nothing():
+    catalogue = ProfileCatalogue({"m": [simple_profile((30, 16), batch=1), simple_profile((60, 40), batch=3)]}, 2)
+    admission = Admission([make_tenant(100)], catalogue, 1.0)
+    block = admission.lone_block("a", 1)
+    assert (block.start, block.stop, block.cores, block.predicted_ns) == (0, 1, 1, 30)
+    assert admission.lone_block("a", 2).predicted_ns == 45  # between those that were profiled
+    assert admission.lone_block("a", 4) is None  # no profile holds it
+    assert admission.lone_block("b", 1) is None
+    admission.remove("a")
+    assert admission.lone_block("a", 1) is None

@@ -81,11 +81,11 @@ class LoneOrders:
     def foresee(self, query: InferQuery) -> None:
         """A query has come. One that is short by its profile has an order before any like it has run: a flood that
         meets a daemon which knows nothing yet is no time to learn."""
-        key = query.tenant, query.batch
-        if key in self._foreseen or len(self._orders) >= MOST_ORDERS:
+        key, spec = (query.tenant, query.batch), self._tenants.get(query.tenant)
+        if spec is None or key in self._foreseen or len(self._orders) >= MOST_ORDERS:
             return
         self._foreseen.add(key)
-        block = self._lone_block(self._tenants[query.tenant].name, query.batch)
+        block = self._lone_block(spec.name, query.batch)
         if key not in self._orders and block and block.predicted_ns <= SHORT_NS and block.stop <= MOST_LAYERS:
             order = StandingOrder(*key, block.versions, self._cores)
             self._orders[key] = LoneOrder(order, level=1.0, predicted_ns=block.predicted_ns)

@@ -191,6 +191,12 @@ def test_what_is_short_by_its_profile_has_an_order_before_it_has_run() -> None:
     assert orders.may_wait(query(0)) and orders.longest_ns(0) == 40_000
 
 
+def test_a_query_of_a_tenant_that_is_gone_is_not_foreseen() -> None:
+    orders = lone_orders([spec("quick")], quick=40_000)
+    orders.foresee(query(5))
+    assert not orders
+
+
 def test_what_was_seen_counts_for_more_than_its_profile() -> None:
     orders = lone_orders([spec("quick"), spec("other")], quick=40_000, other=40_000)
     orders.learn(ended(0, 5 * MS), met=False)
