@@ -66,7 +66,7 @@ class Claiming(Scheduler):
         state = self.state
         claims = isinstance(event, QueryArrived) and event.query.id % 2 and state.workers
         if claims and event.query.batch != TOO_LARGE and not (state.waiting or state.in_flight):
-            costs = self._admission.admit(event.query).costs
+            costs = self.admission.admit(event.query).costs
             cores, layers = costs.cores - event.query.id % costs.cores, costs.layers
             block = LayerBlock(event.query.id, 0, layers, (0,) * layers, cores, predicted_ns=20 * layers)
             event = QueryRuns(event.time_ns, event.query, block, LEVELS[event.query.id % 3])
