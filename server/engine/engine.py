@@ -65,8 +65,7 @@ class Engine:
         tenants, profiles = tenants_and_profiles(configure.tenants, artifacts)
         settings = scheduler_settings(configure, machine, self._workers, tenants, counters=counters.available)
         self._scheduler = settings.make_scheduler(profiles)
-        self._log = open_event_log(configure, settings, tenants, profiles)
-        self._front = front
+        self._front, self._log = front, open_event_log(configure, settings, tenants, profiles)
         self._ready, self._stopping, self._poll = False, False, select.epoll()
         self._poll.register(front.fileno(), select.EPOLLIN)
         self._front_events = select.EPOLLIN
@@ -262,6 +261,7 @@ class Engine:
             case m.CoresChanged(query=query, layer=layer, cores=cores):
                 self._queries.batch(query).change_cores(message)
                 self._decide(events.BlockGrown(time.monotonic_ns(), query, layer, cores))
+                return
             case m.ModelLoaded() | m.ModelFailed() | m.ModelUnloaded():
                 self._changes.worker_answered(worker, message, time.monotonic_ns())
             case m.ModelsLoaded(sandbox=sandbox):

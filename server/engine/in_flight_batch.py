@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+import msgspec
+
 from veltair.errors import InvariantError
 from veltair.scheduler.events import StartBlock
 from veltair.server.engine.pending_query import PendingQuery
@@ -135,20 +137,7 @@ class InFlightBatch:
         if (order := self.order) is None:
             raise InvariantError(f"a worker finished {end}, which was not ordered")
         block = order.block
-        record = BlockRecord(
-            query=block.query,
-            tenant=self.tenant,
-            start=block.start,
-            stop=end.stop,
-            versions=block.versions[: end.stop - block.start],
-            cores=order.core_set,
-            begin_ns=end.begin_ns,
-            end_ns=end.end_ns,
-            conflict=order.conflict,
-            level=order.level,
-            core_changes=tuple(self.core_changes),
-            queries=len(self.queries),
-        )
+        record = self._record(order, end.stop, end.begin_ns, end.end_ns)
         self.blocks.append(record)
         if end.stop == block.stop and len(order.core_set) == block.cores and not self.core_changes:
             self.predicted_ns += block.predicted_ns
@@ -158,24 +147,31 @@ class InFlightBatch:
 
     def fail_block(self) -> None:
         """Record the block in execution, if there is one, which goes no further."""
-        if (order := self.order) is None:
-            return
-        status, now_ns = self.block_status(order), time.monotonic_ns()
-        self.failed_block = BlockRecord(
-            query=status.query,
+        if (order := self.order) is not None:
+            record = self._record(order, self._layer(order) + 1, self.ordered_ns, time.monotonic_ns())
+            self.failed_block = msgspec.structs.replace(record, failed=True)
+
+    def _record(self, order: StartBlock, stop: int, begin_ns: int, end_ns: int) -> BlockRecord:
+        """The block in execution, as far as it has come."""
+        block = order.block
+        return BlockRecord(
+            query=block.query,
             tenant=self.tenant,
-            start=status.start,
-            stop=status.layer + 1,
-            versions=status.versions[: status.layer + 1 - status.start],
+            start=block.start,
+            stop=stop,
+            versions=block.versions[: stop - block.start],
             cores=order.core_set,
-            begin_ns=self.ordered_ns,
-            end_ns=now_ns,
+            begin_ns=begin_ns,
+            end_ns=end_ns,
             conflict=order.conflict,
             level=order.level,
             core_changes=tuple(self.core_changes),
             queries=len(self.queries),
-            failed=True,
         )
+
+    def _layer(self, order: StartBlock) -> int:
+        """The one in execution, as its worker says."""
+        return min(max(self.worker.cell.progress, order.block.start), order.block.stop - 1)
 
     def block_status(self, order: StartBlock) -> BlockStatus:
         """The block in execution, as of now."""
@@ -186,7 +182,7 @@ class InFlightBatch:
             worker=self.worker.pid,
             start=block.start,
             stop=block.stop,
-            layer=min(max(self.worker.cell.progress, block.start), block.stop - 1),
+            layer=self._layer(order),
             versions=block.versions,
             cores=self.core_changes[-1].cores if self.core_changes else order.core_set,
             conflict=order.conflict,

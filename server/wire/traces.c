@@ -7,6 +7,7 @@
 
 enum { TRACEPARENT = 55 /* bytes of version 00: 00-TRACE-PARENT-FLAGS */, SAMPLED = 1 };
 static const char PARENT_NAME[] = "traceparent", STATE_NAME[] = "tracestate";
+enum { PARENT = sizeof PARENT_NAME - 1, STATE = sizeof STATE_NAME - 1 };
 
 /* What a head has of a context. */
 typedef struct {
@@ -112,7 +113,6 @@ static bool has_name(const uint8_t *line, const uint8_t *stop, const char *name,
 }
 
 trace_context trace_of_head(io_thread *thread, const uint8_t *head, size_t size) {
-  enum { PARENT = sizeof PARENT_NAME - 1, STATE = sizeof STATE_NAME - 1 };
   found_fields found;
   found.parents = found.state.bytes = 0;
   const uint8_t *const end = head + size;
@@ -128,7 +128,6 @@ trace_context trace_of_head(io_thread *thread, const uint8_t *head, size_t size)
 }
 
 trace_context trace_of_fields(io_thread *thread, const uint8_t *fields, size_t size) {
-  enum { PARENT = sizeof PARENT_NAME - 1, STATE = sizeof STATE_NAME - 1 };
   found_fields found;
   found.parents = found.state.bytes = 0;
   for (const uint8_t *at = fields, *const end = fields + size; at < end;) {

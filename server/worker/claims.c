@@ -92,21 +92,18 @@ FFI_EXPORT(attend) {
       return 0;
     }
     note_pace(loop, loop->begin_ns);
-    if (block->late_ns && loop->begin_ns - claim->arrival_ns > block->late_ns && others_wait(loop->standing)) {
-      const claim_end late = {.refused = 1, .begin_ns = loop->begin_ns, .end_ns = loop->begin_ns};
-      if (end_claim(loop->standing, loop->term, loop->position, loop->cursors, &done, loop->wakes, &late)) {
-        *result = number(ENDED);
+    claim_end end = {.begin_ns = loop->begin_ns, .end_ns = loop->begin_ns};
+    end.refused = block->late_ns && loop->begin_ns - claim->arrival_ns > block->late_ns && others_wait(loop->standing);
+    if (!end.refused) {
+      const int failed = run_claim(loop, block);
+      if (failed) return failed;
+      if (loop->layer < block->layers) {
+        *result = number(STOPPED);
         return 0;
       }
-      continue;
+      end.stop = (uint32_t)loop->layer;
+      end.end_ns = now_ns();
     }
-    const int failed = run_claim(loop, block);
-    if (failed) return failed;
-    if (loop->layer < block->layers) {
-      *result = number(STOPPED);
-      return 0;
-    }
-    const claim_end end = {.stop = (uint32_t)loop->layer, .begin_ns = loop->begin_ns, .end_ns = now_ns()};
     if (end_claim(loop->standing, loop->term, loop->position, loop->cursors, &done, loop->wakes, &end)) {
       *result = number(ENDED);
       return 0;

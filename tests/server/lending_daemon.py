@@ -110,3 +110,12 @@ def whole(daemon: Daemon, client: Any, workers: int = 2) -> None:
     for turns in range(10):
         ask_mlp(client)
         assert client.infer("spin", spin(triton_grpc, turns, 3)).as_numpy("state").tolist() == [spin_state(turns, 3)]
+
+
+def costs_a_worker_alone(daemon: Daemon, before: psutil.Process, log: Path) -> None:
+    """What a worker told was noticed, and the engine is that of `before`."""
+    assert engine(daemon) == before
+    assert daemon.metric("veltair_engine_restarts") == 0
+    text = log.read_text()
+    assert "nonsense" in text
+    assert "Traceback" not in text
