@@ -92,3 +92,4 @@ def test_an_artifact_that_a_node_lacks_is_one_line_with_the_node(cluster: RayClu
     until("the status says why", lambda: "no model artifact there" in said())
     [line] = {line for line in said().splitlines() if "no model artifact there" in line}
     assert f"{tmp_path}/lost: no model artifact there" in line and "node " in line
+    assert "Traceback" not in said() and "File " not in said()

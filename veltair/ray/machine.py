@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
@@ -66,6 +67,8 @@ class Machine:
             cores = len(limit_machine(self._config.server.cores).cores)
             self._flying = InFlight(cores, tenant_needs(self._config))
         except VeltairError as error:
+            # This process ends now. Ray puts the traceback that it makes of it in `serve status`, all frames its own.
+            sys.tracebacklimit = 0
             raise type(error)(f"node {self._node}: {error}") from None
         self._load = LoadMeter(cores)
         self._counts: DaemonCounts | None = None
