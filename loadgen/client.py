@@ -164,7 +164,8 @@ class InferenceClient(Protocol):
     def encode(self, meta: ModelMetadata, payload: Payload) -> bytes:
         """The whole infer request, which can be sent any number of times."""
 
-    async def send(self, request: bytes) -> Response:
-        """Send a request and wait for its end. Whatever happens is an outcome; only cancellation is raised."""
+    async def send(self, request: bytes, tenant: int = 0) -> Response:
+        """Send a request of a tenant, over connections of its own, and wait for its end. Whatever happens is an
+        outcome; only cancellation is raised."""
 
     async def close(self) -> None: ...

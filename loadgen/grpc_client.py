@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
+from itertools import cycle
 from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
@@ -30,7 +32,7 @@ REFUSALS = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
 
 
 class GrpcClient:
-    """Sends infer requests over several connections in turn.
+    """Sends infer requests over several connections in turn, each tenant's over its own.
 
     ::
 
@@ -44,14 +46,17 @@ class GrpcClient:
         self._host, self._port = host, port
         self._address = join_address(host, port)
         self._timeout_s = timeout_s
-        self._channels: list[GrpcChannel] = []
-        self._last_used = 0
+        self._connections = 1
+        self._turns: dict[int, Iterator[GrpcChannel]] = {}  # by tenant
+        self._channels: list[GrpcChannel] = []  # of all tenants; the first one is for all but queries, too
         self._peer = host, port
         self._infer_head = self._request_head("ModelInfer")
 
     async def open(self, connections: int) -> None:
-        """Make the connections. Raises ConfigError when nobody listens."""
-        self._channels = [GrpcChannel(self._host, self._port) for _ in range(connections)]
+        """Make the connections of the first tenant; those of others come with their first query. Raises ConfigError
+        when nobody listens."""
+        self._connections = connections
+        self._add_tenant(0)
         try:
             async with asyncio.timeout(self._timeout_s):
                 opened = await asyncio.gather(*(channel.connect() for channel in self._channels))
@@ -62,7 +67,12 @@ class GrpcClient:
 
     @property
     def call_settings(self) -> CallSettings:
-        return CallSettings("grpc", *self._peer, len(self._channels), self._timeout_s, self._infer_head)
+        return CallSettings("grpc", *self._peer, self._connections, self._timeout_s, self._infer_head)
+
+    def _add_tenant(self, tenant: int) -> None:
+        channels = [GrpcChannel(self._host, self._port) for _ in range(self._connections)]
+        self._channels += channels
+        self._turns[tenant] = cycle(channels)
 
     async def close(self) -> None:
         for channel in self._channels:
@@ -110,11 +120,12 @@ class GrpcClient:
         data: bytes = request.SerializeToString()
         return message_prefix(len(data)) + data
 
-    async def send(self, request: bytes) -> Response:
-        self._last_used = (self._last_used + 1) % len(self._channels)
+    async def send(self, request: bytes, tenant: int = 0) -> Response:
+        if tenant not in self._turns:
+            self._add_tenant(tenant)
         try:
             async with asyncio.timeout(self._timeout_s):
-                connection = await self._channels[self._last_used].connect()
+                connection = await next(self._turns[tenant]).connect()
                 await connection.call(self._infer_head, request)
         except TimeoutError:
             return Response(Outcome.ERROR, f"no answer within {self._timeout_s:g} s")

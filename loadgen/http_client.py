@@ -230,7 +230,8 @@ class HttpClient:
         )
         return b"".join([head.encode(), header, *buffers])
 
-    async def send(self, request: bytes) -> Response:
+    async def send(self, request: bytes, tenant: int = 0) -> Response:
+        """Whoever `tenant` is: a connection has one query at a time."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 status, body = await self._exchange(request)

@@ -75,7 +75,10 @@ class _Load(ctypes.Structure):
         ("head_size", ctypes.c_int64),
         ("host", ctypes.c_char_p),
         ("port", ctypes.c_char_p),
-        *((name, ctypes.c_int64) for name in ("connections", "window_ns", "timeout_ns", "patience_ns", "stop")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("connections", "tenants", "window_ns", "timeout_ns", "patience_ns", "stop")
+        ),
         *((name, ctypes.c_void_p) for name in ("counts", "records", "texts")),
     )
 
@@ -127,6 +130,7 @@ class NativeRun:
             host=calls.host.encode(),
             port=str(calls.port).encode(),
             connections=calls.connections,
+            tenants=len(streams),
             window_ns=schedule.window_ns[1],
             timeout_ns=round(calls.timeout_s * 1e9),
             patience_ns=max(stream.target_ns for stream in streams),

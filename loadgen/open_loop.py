@@ -110,7 +110,7 @@ async def run_open_loop(
         counts.sent += 1
         outcome[i], why = Outcome.ERROR, STOPPED_EARLY  # if cancelled
         try:
-            response = await client.send(streams[stream].requests[request[i]])
+            response = await client.send(streams[stream].requests[request[i]], stream)
             outcome[i], why = response.outcome, response.detail
         finally:
             done[i] = time.monotonic_ns() - start

@@ -45,7 +45,9 @@ class LoadSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     duration_s: Seconds = 30.0  # measured part of a run, after the warm-up
     warmup_s: Annotated[float, Meta(ge=0, le=3_600)] = 2.0  # same load, not counted
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 1
-    connections: Annotated[int, Meta(ge=1, le=MAX_CONNECTIONS)] = 4  # gRPC channels; HTTP opens more when all are busy
+    connections: Annotated[int, Meta(ge=1, le=MAX_CONNECTIONS)] = (
+        4  # gRPC: of each tenant; HTTP: at first, more when all are busy
+    )
     timeout_s: Seconds = 10.0  # a query without a response by then is an error
     shared_memory: bool = False  # queries refer to memory of this machine instead of carrying their tensors
 

@@ -69,8 +69,8 @@ class SharedMemoryClient:
         self.used_bytes += -(-len(data) // ALIGNMENT) * ALIGNMENT
         return SharedTensor(values.shape, self.region, at, len(data))
 
-    async def send(self, request: bytes) -> Response:
-        return await self.client.send(request)
+    async def send(self, request: bytes, tenant: int = 0) -> Response:
+        return await self.client.send(request, tenant)
 
     async def close(self) -> None:
         await self.client.unregister(self.region)

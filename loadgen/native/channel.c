@@ -20,6 +20,7 @@ typedef struct {
   sender *sender;
   connection *connection; /* NULL: the next query makes one */
   call *first, *last;     /* queries that wait for the connection, or for a stream of it */
+  int64_t turns;          /* of a tenant's first channel: queries that its channels got */
 } channel;
 
 struct connection {
@@ -172,8 +173,16 @@ static void channel_connect(channel *channel) {
   watch(s, c, c->socket, EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT);
 }
 
+static int64_t channels_of(const load *l) { return l->connections * l->tenants; }
+
+/* Tenants are different clients: nobody's queries wait behind another's in a socket. */
+static channel *next_channel(sender *s, int64_t tenant) {
+  channel *own = &s->connections->channels[tenant * s->load->connections];
+  return &own[own->turns++ % s->load->connections];
+}
+
 static void channel_send(sender *s, call *query) {
-  channel *channel = &s->connections->channels[(query - s->calls) % s->load->connections];
+  channel *channel = next_channel(s, s->load->tenant[query - s->calls]);
   query->next = NULL;
   if (channel->last) channel->last->next = query;
   else channel->first = query;
@@ -297,24 +306,24 @@ static void channels_settle(sender *s) {
       at = &c->next;
     }
   }
-  for (channel *c = s->connections->channels; c < s->connections->channels + s->load->connections; c++) {
+  for (channel *c = s->connections->channels; c < s->connections->channels + channels_of(s->load); c++) {
     if (c->first && !c->connection) channel_connect(c);
   }
 }
 
 static bool channels_prepare(sender *s) {
-  const size_t count = (size_t)s->load->connections;
+  const size_t count = (size_t)channels_of(s->load);
   s->connections = calloc(1, sizeof *s->connections + count * sizeof(channel));
   for (size_t i = 0; s->connections && i < count; i++) s->connections->channels[i].sender = s;
   return s->connections;
 }
 
 static void channels_connect(sender *s) {
-  for (int64_t i = 0; i < s->load->connections; i++) channel_connect(&s->connections->channels[i]);
+  for (int64_t i = 0; i < channels_of(s->load); i++) channel_connect(&s->connections->channels[i]);
 }
 
 static bool channels_settled(const sender *s) {
-  for (int64_t i = 0; i < s->load->connections; i++) {
+  for (int64_t i = 0; i < channels_of(s->load); i++) {
     const connection *c = s->connections->channels[i].connection;
     if (c && !c->ready) return false;
   }
@@ -322,7 +331,7 @@ static bool channels_settled(const sender *s) {
 }
 
 static void channels_close(sender *s) {
-  for (int64_t i = 0; i < s->load->connections; i++) {
+  for (int64_t i = 0; i < channels_of(s->load); i++) {
     s->connections->channels[i].first = s->connections->channels[i].last = NULL;
   }
   for (connection *c = s->connections->first; c; c = c->next) c->over = true;

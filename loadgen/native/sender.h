@@ -50,7 +50,8 @@ typedef struct {
   const uint8_t *head;        /* gRPC: the encoded header block of every request */
   int64_t head_size;
   const char *host, *port; /* numeric */
-  int64_t connections;
+  int64_t connections; /* gRPC: of each tenant; HTTP: at first, and more when all are busy */
+  int64_t tenants;
   int64_t window_ns;   /* the end of the load */
   int64_t timeout_ns;  /* of a query, from its sending */
   int64_t patience_ns; /* how long a stopped run waits for answers */

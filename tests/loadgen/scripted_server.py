@@ -9,7 +9,7 @@ calls on this connection).
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -58,6 +58,7 @@ class ScriptedCall(Stream):
 class ScriptedServer:
     def __init__(self, new_call: Callable[[ScriptedServer], Stream] = ScriptedCall) -> None:
         self.requests: list[str] = []
+        self.requests_by_connection: defaultdict[object, list[str]] = defaultdict(list)
         self.held: list[ScriptedCall] = []
         self.aborted: list[int | None] = []
         self.connections: list[AsyncioConnection] = []
@@ -81,6 +82,7 @@ class ScriptedServer:
 
     def act(self, call: ScriptedCall) -> None:
         self.requests.append(call.request)
+        self.requests_by_connection[call.connection].append(call.request)
         match call.request.split():
             case ["ok", *_]:
                 call.answer(("grpc-status", "0"))

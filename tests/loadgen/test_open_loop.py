@@ -32,7 +32,7 @@ class FakeClient:
     def __init__(self, respond) -> None:
         self.respond, self.requests = respond, []
 
-    async def send(self, request: bytes) -> Response:
+    async def send(self, request: bytes, tenant: int = 0) -> Response:
         self.requests.append(request)
         return await self.respond(len(self.requests))
 

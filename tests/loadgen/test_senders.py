@@ -65,6 +65,16 @@ def test_any_mixture_is_counted_exactly(texts, connections, gap_ms):
 
 
 @sender
+def test_each_tenant_has_connections_of_its_own(sender):
+    streams = [*one_stream(["ok a"]), *one_stream(["ok b"])]
+    owners = np.array([0, 1] * 6)
+    arrival_ns = np.arange(12) * MS
+    schedule = ArrivalSchedule(arrival_ns, owners, np.zeros(12, np.int64), (0, 12 * MS))
+    _, server = play(sender, streams, schedule, connections=3)
+    assert Counter(map(tuple, server.requests_by_connection.values())) == {("ok a",) * 2: 3, ("ok b",) * 2: 3}
+
+
+@sender
 def test_reasons_of_the_warm_up_are_not_counted(sender):
     texts = ["status 13 cold", "status 8 full", "status 8 full"]
     schedule = replace(one_by_one(3, 5.0), window_ns=(5 * MS, 15 * MS))

@@ -25,7 +25,7 @@ class Fake:
     def encode(self, meta, tensors) -> bytes:
         return meta.name.encode() + tensors["x"].tobytes()
 
-    async def send(self, request: bytes) -> Response:
+    async def send(self, request: bytes, tenant: int = 0) -> Response:
         self.sent.append(request)
         return self.answers.pop(0) if self.answers else Response(Outcome.OK)
 

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=int, default=3, metavar="N", help="runs per probe of --find-peak, most must hold (default 3)"
     )
     parser.add_argument(
-        "--connections", type=int, metavar="N", help="connections to the daemon, instead of the scenario's (default 4)"
+        "--connections", type=int, metavar="N", help="connections of each tenant, instead of the scenario's (default 4)"
     )
     parser.add_argument(
         "--engine",
