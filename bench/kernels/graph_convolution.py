@@ -5,8 +5,8 @@
 The artifact is compiled in fp32 where there is none. torch runs in a Python of its own: `torch.sparse_csr_tensor`
 products, and, where it is installed, `torch_geometric.nn.GCNConv` with the same weights over an edge list, and over the
 adjacency as a CSR tensor, which it multiplies by (by `torch-sparse`'s or `pyg-lib`'s kernels where these are
-installed). All get the same features and answer with the same logits, on one thread and on all; the engines take turns. The bar is 1.5x. Run it
-on a machine that does nothing else.
+installed). All get the same features and answer with the same logits, on one thread and on all; the engines take turns.
+The bar is 1.5x. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
