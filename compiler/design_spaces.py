@@ -5,6 +5,7 @@ from __future__ import annotations
 from veltair.compiler.features.kernel.columns_kernel import ColumnsSpace
 from veltair.compiler.graph.layer_spec import Space
 from veltair.compiler.kernels.attention.attention import Attention
+from veltair.compiler.kernels.attention.head_moves import MergeHeads, SplitHeads
 from veltair.compiler.kernels.conv.conv2d import Conv2d
 from veltair.compiler.kernels.conv.conv2d_bf16 import Conv2dBf16
 from veltair.compiler.kernels.conv.depthwise import DepthwiseConv2d
@@ -53,6 +54,8 @@ SPACES: dict[str, Space] = {
     "batched_matmul": BatchedMatmul(),
     "batched_matmul_bf16": BatchedMatmulBf16(),
     "attention": Attention(),
+    "split_heads": SplitHeads(),
+    "merge_heads": MergeHeads(),
     "layer_norm": LayerNorm(),
     "embedding": TokenEmbedding(),
     "cast": Cast(),

@@ -3,9 +3,10 @@
     python -m bench.kernels.graph_convolution [--artifact DIR] [--torch PYTHON] [--json FILE]
 
 The artifact is compiled in fp32 where there is none. torch runs in a Python of its own: `torch.sparse_csr_tensor`
-products, and, where it is installed, `torch_geometric.nn.GCNConv` with the same weights over an edge list. All get the
-same features and answer with the same logits, on one thread and on all; the engines take turns. The bar is 1.5x. Run it
-on a machine that does nothing else.
+products, and, where it is installed, `torch_geometric.nn.GCNConv` with the same weights over an edge list, and over the
+adjacency as a CSR tensor, which it multiplies by (by `torch-sparse`'s or `pyg-lib`'s kernels where these are
+installed). All get the same features and answer with the same logits, on one thread and on all; the engines take turns.
+The bar is 1.5x. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +90,12 @@ def peer(folder: Path) -> None:
             h = torch.relu(layers[0](x, index, held["entries"]))
             return layers[1](h, index, held["entries"])
 
-        runs["torch_geometric"] = geometric
+        def by_rows() -> Any:
+            h = torch.relu(layers[0](x, adjacency))
+            return layers[1](h, adjacency)
+
+        runs |= {"torch_geometric": geometric, "torch_geometric_csr": by_rows}
+        versions |= {name: version(name) for name in ("pyg-lib", "torch-sparse") if find_spec(name.replace("-", "_"))}
     print(json.dumps(versions), flush=True)
     for line in sys.stdin:
         torch.set_num_threads(int(line))

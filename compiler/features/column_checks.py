@@ -10,6 +10,7 @@ import numpy as np
 
 from veltair.compiler.features.column_ranges import index_range
 from veltair.compiler.features.feature_description import (
+    CHARACTERS,
     INDEX_STEPS,
     STEPS,
     STEPS_OF_KIND,
@@ -97,6 +98,10 @@ def check_splitting(column: FeatureColumn, feature: Feature, where: str) -> None
             raise ModelError(f"{where}: truncate: only a column with a separator has tokens of its own")
     elif feature.kind != "string" or feature.width > 1 or column.parts or column.cross_parts:
         raise ModelError(f"{where}: separator: expected a string feature of one text a row, neither joined nor crossed")
+    elif column.separator == CHARACTERS:
+        if column.keep or column.strip:
+            raise ModelError(f"{where}: separator: characters: neither keep nor strip is known before they are decoded")
+        return
     elif not column.separator.isascii():
         raise ModelError(f"{where}: separator: expected one ASCII character, got {column.separator!r}")
     if column.remove and column.keep:

@@ -17,7 +17,9 @@ from veltair.compiler.features.feature_tables import Count, FeatureTable, Name, 
 from veltair.compiler.features.fingerprint import CROSS_KEY
 
 Interval = tuple[int, int]  # [low, high)
+SEPARATORS = r"(?s)^(.?|characters)$"
 KeyWord = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # TOML has no more bits
+CHARACTERS = "characters"  # the separator of a column whose tokens are the characters of a text
 DEFAULT_TEXT_BYTES = 256  # room for a row's text where the description does not say it
 
 
@@ -171,7 +173,7 @@ class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     strip: bool = False  # hash, vocabulary of text: without the ASCII white space around it
     remove: str = ""  # vocabulary of text: ASCII characters that are left out
     keep: str = ""  # vocabulary of text: all but these ASCII characters are left out
-    separator: Annotated[str, msgspec.Meta(max_length=1)] | None = None  # of a string feature: its tokens are read
+    separator: Annotated[str, msgspec.Meta(pattern=SEPARATORS)] | None = None  # of a string: its tokens are read
     truncate: Count | None = None  # with `separator`: tokens of a row that are read
     parts: tuple[TextPart, ...] = ()  # vocabulary: the texts whose concatenation is the key; default: the feature's
     identity: Count | None = None  # ids below this

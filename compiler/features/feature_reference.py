@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from veltair.compiler.embedding.row_storage import decode_rows
 from veltair.compiler.features.feature_description import (
+    CHARACTERS,
     ColumnStep,
     CrossPart,
     Feature,
@@ -162,15 +163,15 @@ def _rows_of(feature: Feature, values: RawValues) -> Any:
 
 
 def present_values(feature: Feature, value: Any, column: FeatureColumn | None = None) -> list[Any]:
-    """The values of one row without those that count as missing, at most `truncate` of them.
-
-    Texts are without the bytes that the column leaves out.
-    """
+    """At most `truncate` values of one row: none that counts as missing, texts without what the column leaves out."""
     if feature.kind == "int":
         ids = np.ravel(value).tolist()
         return ids if feature.missing is False else [v for v in ids if v != feature.missing]
     if feature.kind == "tokens":
-        white = white_space_without(column.removed_bytes if column is not None else b"")
+        if feature.separator == CHARACTERS:
+            text = (_without_bytes(value, column) if column else value).decode("utf-8", "replace")
+            return [letter.encode() for letter in text[: feature.truncate]]
+        white = white_space_without(column.removed_bytes if column else b"")
         value = value.split(feature.separator.encode()) if feature.separator else re.split(b"[" + white + b"]", value)
     tokens = value if isinstance(value, list) else [value]
     if column is not None and column.removed_bytes:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.features.feature_description import (
+    CHARACTERS,
     ColumnStep,
     Feature,
     FeatureColumn,
@@ -117,7 +118,8 @@ def _draw_texts(feature: Feature, readers: Sequence[FeatureColumn], batch: int, 
     counts = rng.integers(1, min(most, 2 * (feature.truncate or most)) + 1, batch)
     if feature.empty == "drop":
         counts[rng.random(batch) < ODD_SHARE] = 0
-    separator, picked = (feature.separator or " ").encode(), rng.integers(len(words), size=int(counts.sum())).tolist()
+    separator = b"" if feature.separator == CHARACTERS else (feature.separator or " ").encode()
+    picked = rng.integers(len(words), size=int(counts.sum())).tolist()
     rows, first = [], 0
     for count in counts.tolist():
         rows.append(separator.join([words[i] for i in picked[first : first + count]])[: feature.max_bytes])

@@ -152,6 +152,51 @@ class StringSplit:
             StringOps.version_1(ctx, node, **more)
 
 
+@tf_op("UnicodeDecode")
+class UnicodeSplit:
+    """Texts that are split into characters: row splits, and the characters as texts, which `UnicodeEncode` makes."""
+
+    @classmethod
+    def version_1(cls, ctx: Any, node: Any, **more: Any) -> None:
+        wanted = {"input_encoding": b"UTF-8", "errors": b"replace", "replacement_char": 65533}
+        if any(node.get_attr_value(name) != value for name, value in wanted.items()):
+            return
+        if node.get_attr_value("replace_control_characters"):
+            return
+        kinds, shapes, outputs = [ctx.get_dtype(o) for o in node.output], [[None], [None]], node.output
+        given, name = node.input[0], node.name
+        ctx.remove_node(name)
+        ctx.make_node(
+            "UnicodeSplit",
+            [given],
+            outputs=outputs,
+            name=name,
+            shapes=shapes,
+            dtypes=[kinds[0], TensorProto.STRING],
+            domain=CONTRIB,
+        )
+
+
+@tf_op("UnicodeEncode")
+class UnicodeEncode:
+    """Code points that are texts of one character each: those of a `UnicodeSplit`; other ones stay TensorFlow's."""
+
+    @classmethod
+    def version_1(cls, ctx: Any, node: Any, **more: Any) -> None:
+        points, splits = node.inputs[0], node.inputs[1]
+        source = node.input[0]
+        while points.type in ("Reshape", "ExpandDims", "Unsqueeze", "Identity"):
+            source, points = points.input[0], points.inputs[0]
+        utf8 = node.get_attr_value("output_encoding") == b"UTF-8"
+        if points.type != "UnicodeSplit" or splits.type != "Range" or not utf8:  # one split a code point
+            return
+        start, _, step = (i.get_tensor_value() if i.is_const() else None for i in splits.inputs)
+        if (start, step) != (0, 1):
+            return
+        ctx.replace_all_inputs(node.output[0], source)
+        ctx.remove_node(node.name)
+
+
 @tf_op("RaggedBincount")
 class RaggedBincount:
     """How often each row of a ragged tensor has each number below a size: ones, added up by row and number.

@@ -5,6 +5,7 @@ Each way is a sequence of layers with the layer's own inputs and outputs:
 
 - "apart": independent programs that one kernel packs, each in a kernel of its own;
 - "stitched": the layer of a kernel of its own kind (an anchor), as a stitched program;
+- "attention apart": an attention as two products, with a stitched softmax between them (`attention_apart`);
 - "fused by TVM": the operators of a stitched program, as TVM's own fusion cuts them.
 
 An alternative may have alternatives itself: of programs that are apart, each may be left to TVM.
@@ -20,6 +21,7 @@ import onnx
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.sequence import LayerNormParameters
 from veltair.compiler.kernels.generic.relax_layers import import_layers
+from veltair.compiler.stitch.attention_apart import attention_apart
 from veltair.compiler.stitch.iteration_space import at_batch, iteration_space
 from veltair.compiler.stitch.node_translation import translate_node
 from veltair.compiler.stitch.program_nodes import OPSET, ProgramNodes
@@ -89,6 +91,7 @@ class Alternative:
 ALTERNATIVES: Mapping[str, Alternative] = {
     "apart": Alternative(apart, estimated=True),
     "stitched": Alternative(stitched, estimated=True),
+    "attention apart": Alternative(attention_apart, estimated=False),
     "fused by TVM": Alternative(fused_by_tvm, estimated=False),  # no faster in any row of bench/kernels/stitching
 }
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil, inf, prod
 
-from veltair.compiler.stitch.iteration_space import IterationSpace, iteration_space
-from veltair.compiler.stitch.kernel_schedule import KernelSchedule
+from veltair.compiler.stitch.iteration_space import IterationSpace, KernelSchedule, iteration_space
 from veltair.compiler.stitch.stitch_program import REDUCTIONS, StitchOp, StitchProgram, count_elements
 from veltair.machine.topology import cache_bytes, usable_machine
 

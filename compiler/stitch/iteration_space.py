@@ -23,6 +23,20 @@ from veltair.compiler.stitch.stitch_program import (
 SCHEMES = ("registers", "expensive", "buffer")  # keep nothing, what holds an expensive operator, everything
 
 
+@dataclass(frozen=True, slots=True)
+class KernelSchedule:
+    """A point of the design space of stitched layers.
+
+    >>> KernelSchedule(rows=4, scheme="buffer", unroll=2).columns
+    0
+    """
+
+    rows: int  # units in a task
+    scheme: str  # one of SCHEMES: which values are kept between the phases
+    unroll: int  # vectors in a step
+    columns: int = 0  # of a unit; 0: all
+
+
 @dataclass(frozen=True)
 class IterationSpace:
     """The iteration space of a program, with neighbouring axes merged where no value distinguishes them.

@@ -9,8 +9,7 @@ import numpy as np
 from veltair.compiler.codegen.prim_func import Operand
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.stitch.cost_models import COSTS, KernelCosts, packed_ns, scratch_bytes, units_of
-from veltair.compiler.stitch.iteration_space import SCHEMES, IterationSpace
-from veltair.compiler.stitch.kernel_schedule import KernelSchedule
+from veltair.compiler.stitch.iteration_space import SCHEMES, IterationSpace, KernelSchedule
 from veltair.compiler.stitch.stitched_kernel import stitched_function
 from veltair.compiler.stitch.stitched_parameters import StitchedParameters
 

@@ -55,17 +55,8 @@ def reference_batched_matmul(spec: LayerSpec, x: list[Array]) -> list[Array]:
 
 def reference_attention(spec: LayerSpec, x: list[Array]) -> list[Array]:
     """softmax(Q K^T * scale + mask) V of every image and head, as rows; zeros where -infinity hides all keys."""
-    parameters, total = spec.parameters_as(AttentionParameters), spec.outputs[0].shape[1]
-    width, sides = parameters.width, []
-    every = zip(parameters.places, parameters.heads_first, parameters.extents, parameters.heads_of_sides, strict=True)
-    for (place, column), heads_first, tokens, heads in every:
-        if heads_first:
-            split = x[place][:, column : column + width].reshape(-1, heads, tokens, width)
-        else:
-            side = x[place][:, column : column + heads * width]
-            split = side.reshape(-1, tokens, heads, width).transpose(0, 2, 1, 3)
-        sides.append(split.astype(np.float64).repeat(parameters.heads // heads, axis=1))
-    q, k, v = sides
+    parameters = spec.parameters_as(AttentionParameters)
+    q, k, v = (side.astype(np.float64) for side in split_heads(spec, x))
     scores = q @ k.transpose(0, 1, 3, 2) * parameters.scale
     if parameters.masked:
         mask = spec.weights["mask"] if "mask" in spec.weights else x[-1]
@@ -73,8 +64,26 @@ def reference_attention(spec: LayerSpec, x: list[Array]) -> list[Array]:
     highest = scores.max(-1, keepdims=True)
     likely = np.exp(scores - np.where(np.isneginf(highest), 0, highest))
     sums = likely.sum(-1, keepdims=True)
-    mixed = likely / np.where(sums == 0, 1, sums) @ v
-    return [mixed.transpose(0, 2, 1, 3).reshape(-1, total)]
+    return merge_heads(spec, [likely / np.where(sums == 0, 1, sums) @ v])
+
+
+def split_heads(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    """Q, K and V (images, heads, tokens, width)."""
+    parameters, sides = spec.parameters_as(AttentionParameters), []
+    width = parameters.width
+    every = zip(parameters.places, parameters.heads_first, parameters.extents, parameters.heads_of_sides, strict=True)
+    for (place, column), heads_first, tokens, heads in every:
+        if heads_first:
+            split = x[place][:, column : column + width].reshape(-1, heads, tokens, width)
+        else:
+            side = x[place][:, column : column + heads * width]
+            split = side.reshape(-1, tokens, heads, width).transpose(0, 2, 1, 3)
+        sides.append(split.repeat(parameters.heads // heads, axis=1))
+    return sides
+
+
+def merge_heads(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    return [x[0].transpose(0, 2, 1, 3).reshape(-1, spec.outputs[0].shape[1])]
 
 
 def reference_layer_norm(spec: LayerSpec, x: list[Array]) -> list[Array]:
@@ -134,6 +143,8 @@ ROW_REFERENCES: Mapping[str, Callable[[LayerSpec, list[Array]], list[Array]]] = 
     "batched_matmul": reference_batched_matmul,
     "batched_matmul_bf16": reference_batched_matmul,
     "attention": reference_attention,
+    "split_heads": split_heads,
+    "merge_heads": merge_heads,
     "recurrent": reference_recurrent,
     "layer_norm": reference_layer_norm,
     "embedding": reference_token_embedding,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from veltair.compiler.features.column_ranges import index_range
-from veltair.compiler.features.feature_description import ColumnStep, Feature, FeatureColumn
+from veltair.compiler.features.feature_description import CHARACTERS, ColumnStep, Feature, FeatureColumn
 from veltair.compiler.features.symbolic_shapes import has_one_value
 
 ROW_STEPS = (
@@ -55,6 +55,7 @@ class CodePath:
     strips: bool = False  # of text: whether white space around it is left out
     removes: bytes = b""  # of text: bytes that are left out
     at_white_space: bool = False  # of tokens: whether they are split at white space
+    at_characters: bool = False  # of tokens: whether they are the characters of a text
     distinct: int = 0  # words of 64 bits that say which indices a row has; 0: each counts as often as it comes
 
     def __str__(self) -> str:
@@ -62,6 +63,7 @@ class CodePath:
         clean: list[str | None] = [self.case, "strip" if self.strips else None]
         clean += [f"without {self.removes.hex()}"] if self.removes else []
         clean += ["white space"] if self.at_white_space else []
+        clean += ["characters"] if self.at_characters else []
         clean += [f"distinct {self.distinct}"] if self.distinct else []
         return ".".join(filter(None, (self.kind, self.step, self.combination, *clean)))
 
@@ -100,5 +102,6 @@ def code_path(column: FeatureColumn, feature: Feature) -> CodePath:
         column.strip,
         column.removed_bytes,
         at_white_space=kind is ValueKind.TOKENS and not feature.separator,
+        at_characters=kind is ValueKind.TOKENS and feature.separator == CHARACTERS,
         distinct=-(-index_range(column).high // 64) if column.distinct else 0,
     )

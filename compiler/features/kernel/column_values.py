@@ -15,6 +15,7 @@ from veltair.compiler.features.hashed_values import white_space_without
 from veltair.compiler.features.kernel.code_path import CodePath, ValueKind
 from veltair.compiler.features.kernel.column_slots import slot_of
 from veltair.compiler.features.kernel.column_task import ColumnTask
+from veltair.compiler.features.text_code.characters import LONGEST, for_each_character
 from veltair.compiler.features.text_code.clean_text import CasedText, emit_has_rest
 from veltair.compiler.features.text_code.tokens import for_each_token
 from veltair.compiler.features.text_code.word_arithmetic import in_register
@@ -37,6 +38,7 @@ class ColumnValues:
     def __init__(self, task: ColumnTask) -> None:
         self.task = task
         self.path = PLAIN
+        self._character: Any = None  # of a text that is split into characters: the one that is read
 
     def read_texts(self, path: CodePath) -> None:
         """From here on texts are split and looked up as this path has it: their case, what is left out of them."""
@@ -45,6 +47,11 @@ class ColumnValues:
     def slot(self, column: Expr, field: str, dtype: str = "int32") -> Expr:
         """A number of the column's row, by the name of its field in `COLUMN_DTYPE`."""
         return in_register(T.cast(self.task.buffers["columns"][column, slot_of(field)], dtype))
+
+    @property
+    def letters(self) -> Any:
+        """The buffer in which texts and tokens lie."""
+        return self._character if self.path.at_characters else self.task.buffers["bytes"]
 
     def is_missing(self, column: Expr, value: Expr) -> Expr:
         return T.And(self.slot(column, "drops_missing") == 1, value == self.slot(column, "missing_id", "int64"))
@@ -86,6 +93,17 @@ class ColumnValues:
         begin, size = self.text(column, row)
         kept = T.alloc_buffer((1,), "int32", scope="global")
         drops = T.bind(self.slot(column, "drops_missing") == 1)
+        if self.path.at_characters:
+            left = self.slot(column, "token_limit") - kept[0]
+            T.buffer_store(kept, T.int32(0), [0])
+            text: Any = self.task.buffers["bytes"]
+            cased = text if self.path.case is None else CasedText(text, self.path.case)
+            self._character = T.alloc_buffer((LONGEST,), "uint8", scope="global")
+            characters = for_each_character(cased, begin, begin + size, self.path.removes, left, self._character)
+            with characters as length:
+                T.buffer_store(kept, kept[0] + 1, [0])
+                yield T.int32(0), length
+            return
         separator: Expr | bytes = self.slot(column, "separator", "uint8")
         if self.path.at_white_space:
             separator = white_space_without(self.path.removes)

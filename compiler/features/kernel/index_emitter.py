@@ -126,12 +126,12 @@ class IndexEmitter(ColumnValues):
         if step is ColumnStep.PARTS:
             self._index_of_parts(column, row, begin, size, out)
             return
-        letters = self.task.buffers["bytes"]
+        letters = self.letters
         if self.path.strips:
             begin, size = emit_stripped(letters, begin, size)
-        if self.path.case is not None:
+        if self.path.case is not None and not self.path.at_characters:
             letters = CasedText(letters, self.path.case)
-        if self.path.removes:
+        if self.path.removes and not self.path.at_characters:
             self._index_of_rest(column, letters, begin, size, out)
             return
         keyed = partial(self._keyed, column, step, letters, begin, size)

@@ -121,7 +121,7 @@ class SlotWriter:
             "missing_id": 0 if feature.missing is False else feature.missing,
             "drops_missing": feature.empty == "drop" if feature.is_text else feature.missing is not False,
             "token_limit": feature.truncate or UNLIMITED,
-            "separator": ord(feature.separator or " "),  # white space is part of the code path
+            "separator": ord(feature.separator[:1] or " "),  # white space and characters are part of the code path
         }
         if feature.is_text:
             row |= {"bytes_start": self._starts[feature.name][1], "bytes_room": feature.max_bytes}

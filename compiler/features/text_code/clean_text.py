@@ -62,7 +62,7 @@ def copy_without(text: Any, begin: Expr, size: Expr, left_out: bytes, out: Any, 
         byte = in_register(T.cast(text[begin + at[0]], "uint8"))
         with when(used[0] < room):
             T.buffer_store(out, byte, [used[0]])
-        T.buffer_store(used, used[0] + T.cast(T.Not(_is_one_of(byte, left_out)), "int32"), [0])
+        T.buffer_store(used, used[0] + T.cast(T.Not(is_one_of(byte, left_out)), "int32"), [0])
         T.buffer_store(at, at[0] + 1, [0])
 
 
@@ -73,12 +73,12 @@ def emit_has_rest(text: Any, begin: Expr, size: Expr, left_out: bytes) -> Expr:
     T.buffer_store(at, T.int32(0), [1])
     with T.While(T.And(at[0] < size, at[1] == 0)):
         byte = in_register(T.cast(text[begin + at[0]], "uint8"))
-        T.buffer_store(at, T.cast(T.Not(_is_one_of(byte, left_out)), "int32"), [1])
+        T.buffer_store(at, T.cast(T.Not(is_one_of(byte, left_out)), "int32"), [1])
         T.buffer_store(at, at[0] + 1, [0])
     return at[1] == 1
 
 
-def _is_one_of(byte: Expr, members: bytes) -> Expr:
+def is_one_of(byte: Expr, members: bytes) -> Expr:
     """Whether a byte is a member of a set: a bit of one of four words."""
     words = [sum(1 << (member - 64 * word) for member in members if member // 64 == word) for word in range(4)]
     chosen = u64_constant(words[3])

@@ -10,7 +10,7 @@ import numpy as np
 import tvm_ffi
 from numpy.typing import NDArray
 
-from veltair.compiler.features.feature_description import Feature, FeatureDescription, feature_of
+from veltair.compiler.features.feature_description import CHARACTERS, Feature, FeatureDescription, feature_of
 from veltair.compiler.features.feature_layout import FeatureLayout
 from veltair.compiler.features.training.training_kernel import (
     OUTPUTS,
@@ -195,6 +195,8 @@ def _most_ids(feature: Feature, raw: RawColumns, batch: int) -> int:
     texts = raw[feature.name]
     assert isinstance(texts, Strings)  # checked
     text = texts.data[texts.offsets[0] : texts.offsets[-1]]
+    if feature.separator == CHARACTERS:
+        return text.size if feature.truncate is None else min(text.size, feature.truncate * batch)
     ends = text == ord(feature.separator) if feature.separator else (text == ord(" ")) | ((text >= 9) & (text <= 13))
     tokens = int(np.count_nonzero(ends)) + batch
     return tokens if feature.truncate is None else min(tokens, feature.truncate * batch)

@@ -85,6 +85,16 @@ def main() -> None:
         odd = [b"The cat! sat", b"", b" ?! ", "CAFÉ café don't the\tcat".encode(), b"cat " * 60, b"x", b"the-cat the"]
         feeds = {"title": np.array(odd, object)[:, None], "body": np.array(odd[::-1], object)[:, None]}
         feeds["ages"] = np.array([[-1, 0, 1], [np.nan, np.inf, -np.inf], *[[0.5, -0.5, 2]] * 5], np.float32)
+    elif kind == "characters":  # of texts in UTF-8 that is not always well-formed
+        title = keras.Input((1,), name="title", dtype="string")
+        split = {"split": "character", "vocabulary": ["a", "é", "\ufffd", "c"]}
+        first = keras.layers.TextVectorization(output_sequence_length=4, **split)(title)
+        normal = keras.initializers.RandomNormal(seed=1)
+        rows = keras.layers.Embedding(6, 8, embeddings_initializer=normal)(first)
+        counts = keras.layers.TextVectorization(output_mode="count", standardize=None, **split)(title)
+        inputs, columns = [age, title], [age, *map(keras.layers.Flatten(), (rows, counts))]
+        odd = [b"A\xc3!\xa9c", b"", b"!", "CaFÉ é\0a".encode(), b"\xed\xa0\x80a", b"\xf0\x9f\x99", b"ac" * 40]
+        feeds = {"title": np.array(odd, object)[:, None]}
     elif kind == "absent":
         save_absent(tf, folder)
         return

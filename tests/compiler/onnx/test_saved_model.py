@@ -99,7 +99,7 @@ def test_a_relative_path_of_a_python_is_one_from_here(tmp_path: Path, monkeypatc
     assert convert_saved_model(folder_of(tmp_path), tmp_path / "out", "./python").name == "ranker.onnx"
 
 
-@pytest.mark.parametrize("kind", ["dense", "hashed", "layers", "absent", "several", "crossed", "words"])
+@pytest.mark.parametrize("kind", ["dense", "hashed", "layers", "absent", "several", "crossed", "words", "characters"])
 def test_an_artifact_of_a_saved_model_gives_what_tensorflow_gives(kind: str, tmp_path: Path) -> None:
     python = os.environ.get(PYTHON_VARIABLE)
     if python is None:

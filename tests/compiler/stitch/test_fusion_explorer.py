@@ -11,8 +11,7 @@ from veltair.compiler.shared_library import compile_function
 from veltair.compiler.stitch import cost_models
 from veltair.compiler.stitch.evaluate import evaluate_program
 from veltair.compiler.stitch.fusion_explorer import FusionExplorer
-from veltair.compiler.stitch.iteration_space import SCHEMES, iteration_space
-from veltair.compiler.stitch.kernel_schedule import KernelSchedule
+from veltair.compiler.stitch.iteration_space import SCHEMES, KernelSchedule, iteration_space
 from veltair.compiler.stitch.stitch_program import Shape, StitchOp, broadcast_shapes, build_program
 from veltair.compiler.stitch.stitched_kernel import stitched_function
 from veltair.machine.isa import tvm_target

@@ -11,11 +11,13 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from veltair.compiler.features.feature_description import CHARACTERS
 from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
 from veltair.compiler.features.from_onnx.tokens.text_cleaning import TextForm
 
 SPLIT = "StringSplit"  # of onnxruntime-extensions, as tf2onnx writes TensorFlow's
+UNICODE_SPLIT = "UnicodeSplit"  # of `tensorflow_conversion`: row splits, and characters
 if TYPE_CHECKING:
     from veltair.compiler.features.from_onnx.classes.class_columns import ClassColumn
     from veltair.compiler.features.from_onnx.classes.value_classes import ValueClasses
@@ -24,15 +26,19 @@ Constant = Callable[[str, NDArray[Any]], str]
 
 
 def is_split(node: onnx.NodeProto) -> bool:
-    """Whether a node splits texts into a sparse tensor: indices [tokens, 2], tokens, shape [2]."""
-    return (node.op_type, node.domain) == (SPLIT, CONTRIB)
+    """Whether a node splits texts: into indices [tokens, 2], tokens and shape [2], or row splits and characters."""
+    return node.op_type in (SPLIT, UNICODE_SPLIT) and node.domain == CONTRIB
 
 
 def read_split(node: onnx.NodeProto, form: TextForm, graph: OnnxGraphIndex) -> tuple[str, TextForm]:
     """The character between two tokens, "" for white space, and the form of the tokens of a text in `form`.
 
-    Raises ModelError for another separator, and for a form that has to do with it.
+    CHARACTERS for a split into these. Raises ModelError for another separator, and for a form that has to do with it.
     """
+    if node.op_type == UNICODE_SPLIT:
+        if form.strip or form.keep:
+            raise graph.error(node, "splits into characters what is stripped, or kept in part; expected neither")
+        return CHARACTERS, form
     separator = graph.text(node.input[1]) if len(node.input) > 1 else None
     skips = graph.constant(node.input[2]) if len(node.input) > 2 else None
     if separator is None or len(separator) > 1 or not separator.isascii():
@@ -54,7 +60,7 @@ def sparse_tokens(
     padded: the tensor of classes. values: the tensor of those that are there, in a row. absent: the class of no token.
     constant: makes a constant of a name and values. whole: whether indices and shape are given, too.
     """
-    indices, _, shape = node.output
+    number = onnx.TensorProto.INT64
     most, first = constant(f"{values}/absent", np.array(absent)), constant(f"{values}/one", np.array([1]))
     steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
         ("Less", [padded, most], f"{values}/there", {}),
@@ -62,8 +68,16 @@ def sparse_tokens(
         ("Transpose", [f"{values}/places"], f"{values}/indices", {}),
         ("GatherND", [padded, f"{values}/indices"], values, {}),
     ]
-    if whole:
-        number = onnx.TensorProto.INT64
+    if whole and node.op_type == UNICODE_SPLIT:
+        zero = constant(f"{values}/zero", np.array([0]))
+        steps += [
+            ("Cast", [f"{values}/there"], f"{values}/ones", {"to": number}),
+            ("ReduceSum", [f"{values}/ones", first], f"{values}/many", {"keepdims": 0}),
+            ("CumSum", [f"{values}/many", constant(f"{values}/axis", np.array(0))], f"{values}/ends", {}),
+            ("Concat", [zero, f"{values}/ends"], node.output[0], {"axis": 0}),
+        ]
+    elif whole:
+        indices, _, shape = node.output
         steps += [
             ("Identity", [f"{values}/indices"], indices, {}),
             ("Shape", [padded], f"{values}/extent", {"end": 1}),

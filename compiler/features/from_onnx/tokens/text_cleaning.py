@@ -9,6 +9,7 @@ from typing import Literal
 
 import onnx
 
+from veltair.compiler.features.feature_description import CHARACTERS
 from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB
 from veltair.compiler.features.from_onnx.key_sources import read_cleaning
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
@@ -77,7 +78,9 @@ def check_token_form(
     """Raises ModelError where a form of tokens is none of the text: letters that it is split at, tokens left empty."""
     if (before.remove, before.keep) != (after.remove, after.keep):
         raise graph.error(node, "leaves out characters of tokens; expected it before the split")
-    if before.case != after.case and separator.isalpha():
+    if before.strip != after.strip and separator == CHARACTERS:
+        raise graph.error(node, "strips white space of characters; expected it nowhere")
+    if before.case != after.case and separator.isalpha() and separator != CHARACTERS:
         raise graph.error(node, f"changes the letter case of tokens that are split at {separator!r}")
 
 

@@ -29,6 +29,8 @@ CONSTANTS |= {
     "split/places": np.array([4]),
     "split/last": np.array([1 << 40]),
     "split/least id": np.array(0),
+    "split/first": np.array(0),
+    "split/step": np.array(1),
 }
 TEXTS = [b"rome Oslo!", b"", b"! ?", b"rome rome\tbonn rome oslo x", "Zürich's rome".encode(), b"x" * 90, b" oslo"]
 KEYS, IDS = ["rome", "oslo", "romes"], [3, 1, 2]  # 0 for any other
@@ -63,6 +65,37 @@ def test_sums_of_tokens(tmp_path: Path) -> None:
     loaded = check(path, tmp_path, {"text": np.array(TEXTS, object)[:, None]}, want)
     column = columns_of(loaded)["text"]
     assert (column.combiner, column.separator, column.truncate) == ("sum", "", None) and not loaded.nodes[1:]
+
+
+def test_sums_of_characters(tmp_path: Path) -> None:
+    """Row splits say which row a character is of, as in a ragged tensor; malformed parts are U+FFFD."""
+    texts = [b"ab", b"", b"a\xc3b", "éa\0é".encode(), b"\xed\xa0\x80", b"x" * 90, b"\xf0\x9f\x99\x82b"]
+    keys = ["a", "é", "\ufffd"]
+    nodes = [
+        node("UnicodeSplit", ["text"], ["splits", "letters"], domain=CONTRIB),
+        encoder("letters", "ids", keys, IDS, 0),
+        node("Gather", ["cities", "ids"], "rows"),
+        node("Slice", ["splits", "split/next", "split/last", "split/whole rows"], "ends"),
+        node("Unsqueeze", ["ends", "split/next"], "ends.column"),
+        node("Shape", ["ids"], "extent"),
+        node("Squeeze", ["extent", "split/whole rows"], "count"),
+        node("Range", ["split/first", "count", "split/step"], "places"),
+        node("Unsqueeze", ["places", "split/whole rows"], "places.row"),
+        node("LessOrEqual", ["ends.column", "places.row"], "before"),
+        node("Cast", ["before"], "ones", to=onnx.TensorProto.INT64),
+        node("ReduceSum", ["ones", "split/whole rows"], "of.row", keepdims=0),
+        node("Unsqueeze", ["of.row", "split/next"], "row.places"),
+        node("Shape", ["ends"], "batch"),
+        node("Concat", ["batch", "split/places"], "size", axis=0),
+        node("ConstantOfShape", ["size"], "zeros"),
+        node("ScatterND", ["zeros", "row.places", "rows"], "y", reduction="add"),
+    ]
+    path = model(tmp_path / "m.onnx", nodes, {"text": (STRING, ["B"])}, ["y"])
+    places = dict(zip(keys, IDS, strict=True))
+    letters = [text.decode("utf-8", "replace") for text in texts]
+    want = np.stack([CITIES[[places.get(letter, 0) for letter in row]].sum(0) for row in letters])
+    loaded = check(path, tmp_path, {"text": np.array(texts, object)[:, None]}, want)
+    assert columns_of(loaded)["text"].separator == "characters" and not loaded.nodes[1:]
 
 
 def test_hashes_of_tokens_between_commas(tmp_path: Path) -> None:
