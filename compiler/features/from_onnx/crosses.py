@@ -145,7 +145,7 @@ class CrossReader:
             kind, width = self._features[name]
             if kind != "float":
                 return CrossedFeature(CrossPart(feature=name), kind, width)
-        nodes = nodes_needed(self._graph.nodes, set(tensors))
+        nodes = self._graph.nodes_before(*tensors)
         read = {name for member in nodes for name in member.input} | set(tensors)
         inputs = sorted(read & self._graph.inputs.keys() - self._graph.weights.keys())
         classes = self._classes.get(inputs[0]) if len(inputs) == 1 else None

@@ -7,9 +7,9 @@ from typing import Any
 
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, helper, shape_inference
 
-from veltair.compiler.onnx.constants import table_of
+from veltair.compiler.onnx.constants import read_names, table_of
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.errors import ModelError
 
@@ -29,6 +29,7 @@ class OnnxGraphIndex:
         self.nodes, self.path = list(proto.graph.node), path
         self.opsets = proto.opset_import
         self.producer = {output: node for node in self.nodes for output in node.output if output}
+        self._place = {output: i for i, node in enumerate(self.nodes) for output in node.output if output}
         self.inputs = {value.name: value for value in proto.graph.input}
         self.weights = {tensor.name: tensor for tensor in proto.graph.initializer}
         self._outputs = {output.name for output in proto.graph.output}
@@ -40,6 +41,24 @@ class OnnxGraphIndex:
     def users(self, name: str) -> list[onnx.NodeProto]:
         """The nodes that read a tensor, in graph order."""
         return self._users.get(name, [])
+
+    def nodes_before(self, *tensors: str) -> list[onnx.NodeProto]:
+        """The nodes that some of these tensors depend on, in graph order. The others cost no time."""
+        found, left = set[int](), list(tensors)
+        while left:
+            place = self._place.get(left.pop())
+            if place is not None and place not in found:
+                found.add(place)
+                left += read_names(self.nodes[place])
+        return [self.nodes[place] for place in sorted(found)]
+
+    def element_types(self) -> dict[str, int]:
+        """ONNX's types of what the nodes make, as far as they follow from those of inputs and constants."""
+        weights = [helper.make_tensor_value_info(name, t.data_type, t.dims) for name, t in self.weights.items()]
+        graph = helper.make_graph(self.nodes, "types", [*self.inputs.values(), *weights], [])
+        model = helper.make_model(graph, opset_imports=self.opsets)
+        values = shape_inference.infer_shapes(model).graph.value_info
+        return {value.name: value.type.tensor_type.elem_type for value in values}
 
     def is_output(self, name: str) -> bool:
         return name in self._outputs

@@ -21,7 +21,6 @@ from onnx import TensorProto, helper
 from veltair.compiler.features.from_onnx.classes.class_bags import ClassBag, find_bag
 from veltair.compiler.features.from_onnx.classes.value_classes import ValueClasses
 from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
-from veltair.compiler.features.from_onnx.safety_steps import nodes_needed
 from veltair.compiler.features.from_onnx.tokens.token_columns import TokenSequence, find_sequence, find_token_bag
 from veltair.compiler.onnx.constants import captured_names
 
@@ -71,6 +70,7 @@ class ClassColumns:
             before = frozenset().union(*(self._reads.get(name, frozenset()) for name in given))
             for output in node.output:
                 self._reads[output] = before
+        self._types = graph.element_types()
         self._found: dict[str, ClassColumn | None] = {}
         self._cuts: dict[str, frozenset[str] | None] = {}
 
@@ -122,6 +122,9 @@ class ClassColumns:
     def _read(self, name: str) -> ClassColumn | None:
         """The tensor as a column, if its rows are those of its classes."""
         chosen = {i: self._inputs[i] for i in sorted(self._reads[name])}
+        is_float = self._types.get(name, TensorProto.FLOAT) == TensorProto.FLOAT
+        if not is_float and all(classes.separator is None for classes in chosen.values()):
+            return None
         mains = sorted(chosen, key=lambda i: -chosen[i].count)
         kinds = {
             (chosen[i].keys, chosen[i].form): i for i in reversed(mains)
@@ -132,7 +135,7 @@ class ClassColumns:
     def _read_by(self, name: str, chosen: Mapping[str, ValueClasses], main: str) -> ClassColumn | None:
         """The tensor as a column of the classes of `main`, whatever the others among `chosen` are."""
         classes = chosen[main]
-        nodes = nodes_needed(self._graph.nodes, {name})
+        nodes = self._graph.nodes_before(name)
         run = self._runner(name, nodes, chosen, main)
         if run is None:
             return None
