@@ -175,10 +175,7 @@ def _window(node: onnx.NodeProto, view: ModelView) -> _Window | None:
 
 
 def _convolve(node: onnx.NodeProto, window: _Window, found: _Rewriting) -> None:
-    if tuple(window.kernel[1:]) == (1, 1):
-        image = _pixels(node, window, found)
-    else:
-        image = _stacked_frames(node, window, found)
+    image = _pixels(node, window, found) if tuple(window.kernel[1:]) == (1, 1) else _stacked_frames(node, window, found)
     found.images[node.output[0]] = image
 
 
@@ -208,9 +205,7 @@ def _stacked_frames(node: onnx.NodeProto, window: _Window, found: _Rewriting) ->
     stride, reach = window.strides[1], window.reach(1)
     rows = height + max(window.before[1], window.after[1])
     rows += -rows % stride
-    whole = found.padded(
-        node.input[0], f"{output}/padded", (window.before[0], window.after[0]), rows - height
-    )
+    whole = found.padded(node.input[0], f"{output}/padded", (window.before[0], window.after[0]), rows - height)
     tall = window.out[0] * rows
     starts = [place * window.dilations[0] for place in range(window.kernel[0])]
     reads = [

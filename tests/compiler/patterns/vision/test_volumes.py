@@ -45,8 +45,7 @@ def one_convolution(path: Path, shape: list[int], filters: tuple[int, ...], **at
         node("Conv", ["v", "w", "b"], ["c"], "conv", **attributes),
         node("Tanh", ["c"], ["y"]),
     ]
-    path = save(path, nodes, {"w": weight(*filters), "b": weight(filters[0])}, ["n", *shape], UNSTATED)
-    return path
+    return save(path, nodes, {"w": weight(*filters), "b": weight(filters[0])}, ["n", *shape], UNSTATED)
 
 
 CASES: dict[str, tuple[list[int], tuple[int, ...], dict[str, Any]]] = {
