@@ -1,5 +1,4 @@
-"""Convolutions of volumes, (batch, channels, frames, height, width), as those of images with the frames on top of each
-other.
+"""Convolutions of volumes, (batch, channels, frames, height, width), as those of images with frames below each other.
 
 No kernel is written for three-dimensional convolutions, and TVM's plain loops take some fifty times as long as those of
 images. Every such convolution is one of an image:
@@ -185,15 +184,15 @@ def _pixels(node: onnx.NodeProto, window: _Window, found: _Rewriting) -> _Image:
     _, channels, frames, *_ = found.view.shape_of(source)
     _, height, width = window.out
     for axis in (1, 2):
-        step = window.strides[axis]
-        source = found.cut(source, f"{output}/every_{axis}", FRAMES + axis, 0, window.out[axis], step)
+        every = f"{output}/every_{axis}"
+        source = found.cut(source, every, FRAMES + axis, 0, window.out[axis], window.strides[axis])
     rows = found.reshaped(source, f"{output}/pixels", channels, frames, height * width)
     geometry = {
         "strides": [window.strides[0], 1],
         "dilations": [window.dilations[0], 1],
         "pads": [window.before[0], 0, window.after[0], 0],
     }
-    size = (window.out[0], height * width)
+    size = window.out[0], height * width
     result = _conv(node, rows, f"{output}/image", weight[..., 0], size, found, **geometry)
     return _Image(result, size, window.out[0], height, width, height)
 
@@ -278,13 +277,11 @@ def _pass_on(node: onnx.NodeProto, found: _Rewriting) -> bool:
     first = images[0] if images else None
     if first is None or is_opaque(node) or len([name for name in node.output if name]) > 1:
         return False
-    if node.op_type in PASSED_ON:
-        same = len(computed) == 1 and all(view.constants[name].ndim < 2 for name in node.input[1:] if name)
-    else:
-        same = node.op_type in BROADCASTING and all(image and image.lies_as(first) for image in images)
     constants = [view.constants[name] for name in node.input if name in view.constants]
     if node.op_type in BROADCASTING:
-        same = same and all(value.size == 1 for value in constants)
+        same = all(image and image.lies_as(first) for image in images) and all(value.size == 1 for value in constants)
+    else:
+        same = node.op_type in PASSED_ON and len(computed) == 1 and all(value.ndim < 2 for value in constants)
     if not same or view.values[node.output[0]].dtype != "float32":
         return False
     result = f"{node.output[0]}/image"
