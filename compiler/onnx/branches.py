@@ -143,7 +143,11 @@ class _Sequences:
             self.constants |= {names[tensor.name]: numpy_helper.to_array(tensor) for tensor in turn.initializer}
             number, goes_on = (value.name for value in turn.input[:2])
             names |= {number: f"{prefix}/number", goes_on: f"{prefix}/goes_on"}
-            self.constants |= {names[number]: np.array(trip, np.int64), names[goes_on]: np.array(True)}
+            dims = [
+                len(value.type.tensor_type.shape.dim) for value in turn.input[:2]
+            ]  # ONNX Runtime gives vectors, too
+            self.constants[names[number]] = np.full([1] * dims[0], trip, np.int64)
+            self.constants[names[goes_on]] = np.full([1] * dims[1], True)
             names |= {value.name: now for value, now in zip(turn.input[2:], carried, strict=True)}
             _rename(turn, names)
             for place, inner in enumerate(turn.node):

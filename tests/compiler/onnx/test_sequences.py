@@ -35,15 +35,24 @@ PART = [
     node("Slice", ["x", "from", "to", "along"], ["part"]),
     node("Identity", ["c"], ["go"]),
 ]
+VECTOR = [
+    node("Gather", ["begins", "i"], ["from"]),
+    node("Gather", ["ends", "i"], ["to"]),
+    *PART[-2:],
+]
 
 
-def split(trips: str, *more: onnx.NodeProto, places: tuple[str, ...] = ()) -> onnx.NodeProto:
-    """A loop that cuts x along its second axis, as PyTorch's exporter writes `tensor_split`."""
+def split(trips: str, places: tuple[str, ...] = (), vector: bool = False) -> onnx.NodeProto:
+    """A loop that cuts x along its second axis, as PyTorch's exporter writes `tensor_split`.
+
+    vector: whether the number of the trip is a vector of one, as ONNX Runtime gives it to a body that says so.
+    """
     sequence = helper.make_sequence_type_proto(helper.make_tensor_type_proto(FLOAT, None))
-    given = [value("i", INT64, []), value("c", BOOL, []), helper.make_value_info("s", sequence)]
+    given = [value("i", INT64, [1] if vector else []), value("c", BOOL, []), helper.make_value_info("s", sequence)]
     insert = node("SequenceInsert", ["s", "part", *places], ["t"])
     made = [value("go", BOOL, []), helper.make_value_info("t", sequence)]
-    body = helper.make_graph([*PART, *more, insert], "body", given, made)
+    part = PART if not vector else VECTOR
+    body = helper.make_graph([*part, insert], "body", given, made)
     return node("Loop", [trips, "yes", "none_yet"], ["parts"], "split", body=body)
 
 
@@ -57,6 +66,7 @@ NUMBER = [
 ]
 KNOWN = {
     "tensor_split": [EMPTY, split("three"), *TWO, *JOINED],
+    "numbers of trips are vectors": [EMPTY, split("three", vector=True), *TWO, *JOINED],
     "each in front of the others": [EMPTY, split("three", places=("none",)), *TWO, *JOINED],
     "two loops": [
         EMPTY,
