@@ -113,7 +113,11 @@ def pick_positions_first(view: ModelView) -> OnnxModel:
     if not any(id(node) in moved and node.op_type in ("MatMul", "Gemm") for node in view.nodes):
         return view.model
     found = _Rewriting(view)
+    before = _before_picks(view)
+    found.nodes.extend(node for node in view.nodes if id(node) in before)
     for node in view.nodes:
+        if id(node) in before:
+            continue
         if id(node) in moved:
             step = ends[node.output[0]]
             if node is step.nodes[-1]:
@@ -133,6 +137,17 @@ def pick_positions_first(view: ModelView) -> OnnxModel:
         values={**view.values, **found.values},
         initializers={**view.constants, **found.constants},
     )
+
+
+def _before_picks(view: ModelView) -> set[int]:
+    """The nodes that compute the position of each sample, by the id: they may stand anywhere before the pick."""
+    found, names = set[int](), [PLACE]
+    while names:
+        maker = view.makers.get(names.pop())
+        if maker is not None and id(maker) not in found:
+            found.add(id(maker))
+            names.extend(view.read_by(maker))
+    return found
 
 
 def _picked(node: onnx.NodeProto, view: ModelView) -> Pick | None:

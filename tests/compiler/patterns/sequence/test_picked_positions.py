@@ -10,8 +10,10 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from open_dimensions import HIDDEN, causal_text
 from run_kernels import run_graph
 
+from veltair.compiler.dimension_plan import plan_dimension
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.patterns.sequence.picked_positions import pick_positions_first
@@ -30,7 +32,16 @@ CONSTANTS: dict[str, Any] = {
     "eps": 1e-5,
     "two": 2.0,
 }
-NUMBERS = {"last": -1, "one": 1, "ends": [1 << 40], "begins": [-1], "along": [1], "second": [1], "third": [2]}
+NUMBERS = {
+    "last": -1,
+    "one": 1,
+    "ends": [1 << 40],
+    "begins": [-1],
+    "along": [1],
+    "second": [1],
+    "flat": [-1, WIDTH],
+    "apart": [-1, LENGTH, 24],
+}
 LAST = node("Gather", ["l", "last"], ["y"], axis=1)
 HEAD = node("MatMul", ["x", "head"], ["l"])
 MOVED = {
@@ -60,6 +71,12 @@ MOVED = {
         node("Squeeze", ["b", "along"], ["c"]),
         node("Sub", ["a", "c"], ["d"]),
         node("Add", ["d", "a"], ["y"]),
+    ],
+    "a product of matrices": [
+        node("Reshape", ["x", "flat"], ["m"]),
+        node("Gemm", ["m", "head", "bias"], ["g"]),
+        node("Reshape", ["g", "apart"], ["l"]),
+        LAST,
     ],
     "behind what mixes positions": [
         node("MatMul", ["square", "x"], ["m"]),
@@ -139,3 +156,20 @@ def test_what_is_an_output_is_computed_at_all_positions(tmp_path: Path) -> None:
     loaded = load_model(path, 4)
     assert agrees(path) is False
     assert loaded.values["m"].shape == (-1, LENGTH, 24)
+
+
+def test_the_last_position_of_each_query_of_an_open_length(tmp_path: Path) -> None:
+    """It is read by a number that the server gives, and the product before it computes one row for each query."""
+    pool = [node("MatMul", ["tokens", "square_weight"], ["t"]), node("Gather", ["t", "minus_one"], ["y"], axis=1)]
+    path = tmp_path / "net.onnx"
+    onnx.save(causal_text(pool=pool, shape=("batch", HIDDEN)), path)
+    plan = plan_dimension(path, "seq", 1, 8)
+    assert not plan.dimension.exact
+    loaded = load_model(path, 4, fixed=plan.fixed[0])
+    assert pick_positions_first(ModelView(loaded, "fp32")) is not loaded
+    graph, session = lower(loaded, "fp32"), ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for extent in (1, 5, 8):
+        feeds = {"ids": rng.integers(0, 13, (3, extent))}
+        padded = {name: np.asarray(value) for name, value in plan.dimension.bring_to_bucket(feeds, extent).items()}
+        (found,) = run_graph(graph, padded, 3)
+        np.testing.assert_allclose(found, session.run(None, feeds)[0], rtol=1e-4, atol=1e-5)
