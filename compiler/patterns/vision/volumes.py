@@ -187,7 +187,7 @@ def _pixels(node: onnx.NodeProto, window: _Window, found: _Rewriting) -> _Image:
         every = f"{output}/every_{axis}"
         source = found.cut(source, every, FRAMES + axis, 0, window.out[axis], window.strides[axis])
     rows = found.reshaped(source, f"{output}/pixels", channels, frames, height * width)
-    geometry = {
+    geometry: dict[str, Any] = {
         "strides": [window.strides[0], 1],
         "dilations": [window.dilations[0], 1],
         "pads": [window.before[0], 0, window.after[0], 0],
@@ -213,7 +213,7 @@ def _stacked_frames(node: onnx.NodeProto, window: _Window, found: _Rewriting) ->
     size = (window.out[0] * (rows // stride), window.out[2])
     # As many rows of zeros at the end as give the last frame as many rows as the others.
     below = max(reach - stride - window.before[1], 0)
-    geometry = {
+    geometry: dict[str, Any] = {
         "strides": list(window.strides[1:]),
         "dilations": list(window.dilations[1:]),
         "pads": [window.before[1], window.before[2], below, window.after[2]],
