@@ -179,7 +179,7 @@ def _picks(view: ModelView, ends: dict[str, _Step]) -> dict[str, Pick]:
     for node in reversed(view.nodes):
         name = node.output[0] if node.output else ""
         users = view.users_of(name)
-        if not users or name in view.output_names or len(view.shape_of(name)) != RANK:
+        if not name or not users or name in view.output_names or len(view.shape_of(name)) != RANK:
             continue
         wanted = set[Pick | None]()
         for user in users:
