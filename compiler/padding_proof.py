@@ -25,6 +25,7 @@ from veltair.compiler.onnx.node_evaluation import IR_VERSION
 from veltair.compiler.onnx.onnx_model import OnnxModel, load_model
 from veltair.compiler.onnx.position_rules import LastPositionError, PaddingShowsError, Positions, ZeroNeeded
 from veltair.compiler.onnx.simplify import describe_error
+from veltair.compiler.score_shifts import check_shifts
 from veltair.errors import ModelError
 from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT, DynamicDimension
 from veltair.types import TensorSpec
@@ -85,6 +86,7 @@ def _prove(
     batch = max(port.shape[0] for port in large.inputs if port.name in axes)
     positions = Positions(large, small, high, other, low, batch)
     needed = positions.check()
+    check_shifts(positions)
     outputs = {port.name: _axes_of(port, _find(small.outputs, port.name), high, other) for port in large.outputs}
     whole = {n: found for n, found in outputs.items() if found}
     failure = PaddingShowsError("no input has the dimension")

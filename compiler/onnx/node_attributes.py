@@ -52,10 +52,22 @@ def padding(
     strides: tuple[int, ...],
     dilations: tuple[int, ...],
 ) -> tuple[int, int, int, int]:
-    """Padding (top, left, bottom, right); bottom and right reach as far as the outputs, which covers ceil_mode."""
+    """Padding of an image (top, left, bottom, right); see `paddings`."""
+    (top, left), (bottom, right) = paddings(node, shape, out, kernel, strides, dilations)
+    return top, left, bottom, right
+
+
+def paddings(
+    node: onnx.NodeProto,
+    shape: tuple[int, ...],
+    out: tuple[int, ...],
+    kernel: tuple[int, ...],
+    strides: tuple[int, ...],
+    dilations: tuple[int, ...],
+) -> tuple[list[int], list[int]]:
+    """Padding before and after each axis; the latter reaches as far as the outputs, which covers ceil_mode."""
     auto = attribute(node, "auto_pad", b"NOTSET").decode()
-    given = list(attribute(node, "pads", [0, 0, 0, 0]))
-    before = given[:2]
+    before = list(attribute(node, "pads", [0] * 2 * len(shape)))[: len(shape)]
     need = [
         (o - 1) * s + (k - 1) * d + 1 - n for n, o, k, s, d in zip(shape, out, kernel, strides, dilations, strict=True)
     ]
@@ -64,6 +76,5 @@ def padding(
     elif auto == "SAME_LOWER":
         before = [(max(n, 0) + 1) // 2 for n in need]
     elif auto == "VALID":
-        before = [0, 0]
-    after = [max(n - b, 0) for n, b in zip(need, before, strict=True)]
-    return before[0], before[1], after[0], after[1]
+        before = [0] * len(shape)
+    return before, [max(n - b, 0) for n, b in zip(need, before, strict=True)]

@@ -20,6 +20,7 @@ from veltair.compiler.features.from_onnx.column_extraction import ExtractedColum
 from veltair.compiler.features.from_onnx.column_reader import TEXTUAL
 from veltair.compiler.onnx.allowed_operators import STANDARD, check_operator_domains, check_written_operators
 from veltair.compiler.onnx.bags.bag_inputs import BagRoom, give_bags_rows
+from veltair.compiler.onnx.branches import tensors_of_sequences
 from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables, state_constants
 from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes, open_surplus
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
@@ -149,6 +150,7 @@ def load_model(
         check_loops(simple.graph, path)
         _check_sizes(simple, limit, held, path)
         name_nodes(simple)
+        tensors_of_sequences(simple.graph, constants)
         unpack_block_weights(simple.graph, constants)
         separate_quantisation(simple.graph, constants)
         quantised = find_quantised(simple.graph, constants)
@@ -166,7 +168,6 @@ def load_model(
     constants, values = folded.constants, folded.values
     constants |= {name: rows for name, rows in stored.items() if name in values}
     check_values(folded.nodes, values, constants, path)
-    nodes = tuple(folded.nodes)
     ports = (values[i.name] for i in simple.graph.input if i.name not in constants)
     inputs = tuple(spec for spec in ports if 0 not in spec.shape)  # nobody has to give what has no elements
     outputs = tuple(values[name] for name in folded.outputs)
@@ -184,7 +185,7 @@ def load_model(
     others = {o.domain: o.version for o in simple.opset_import if o.domain in RUN_ELSEWHERE}
     bounds = fixed.bounds if fixed else bags.bounds
     own = limit, metadata, columns, folded.mergeable, others, folded.sized, quantised, bounds, bags.ragged
-    return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, *own)
+    return OnnxModel(path, path.stem, opset, tuple(folded.nodes), values, constants, inputs, outputs, *own)
 
 
 def _check_sizes(proto: onnx.ModelProto, batch: int, held: int, path: Path) -> None:

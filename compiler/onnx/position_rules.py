@@ -78,6 +78,7 @@ class Positions:
     low: int  # the smallest extent of a query
     batch: int  # samples that the model was loaded for
     axes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # those of the dimension, by tensor
+    shifted: list[str] = field(default_factory=list)  # constants that the extent shifts (`score_shifts` checks them)
 
     def check(self) -> list[ZeroNeeded]:
         """What has to be zero. Raises PaddingShowsError."""
@@ -112,11 +113,14 @@ class Positions:
         axes = self.axes.get(name, ())
         if other is None or any(value.shape[axis] != self.extent for axis in axes):
             raise PaddingShowsError(f"constant {name!r} depends on the extent")
-        cut = self._first(name, value)
+        cut = self.cut(name, value)
         if cut is not other and not np.array_equal(cut, other, equal_nan=value.dtype.kind == "f"):
+            if value.dtype == np.float32 and axes == (value.ndim - 1,):
+                self.shifted.append(name)
+                return
             raise PaddingShowsError(f"constant {name!r} depends on the extent")
 
-    def _first(self, name: str, value: Array) -> Array:
+    def cut(self, name: str, value: Array) -> Array:
         """A constant as far as it is of the smaller extent."""
         axes = self.axes[name]
         return value[tuple(slice(0, self.other) if axis in axes else slice(None) for axis in range(value.ndim))]
@@ -173,6 +177,8 @@ class Positions:
                 return attribute(node, "axis", 0) % rank not in axes
             case _ if op in REDUCTIONS:
                 return not set(self._reduced(node, rank)) & set(axes)
+            case "Concat" if len(node.input) == 1:
+                return True
             case _ if op in ALONG_AXIS:
                 default = {"ArgMax": 0, "ArgMin": 0, "Split": 0}.get(op, -1)
                 everywhere = {axis for name in node.input if name for axis in self.axes[name]}
@@ -212,7 +218,7 @@ class Positions:
             return False
         if self._is_whole(node.input[0], axis) and ((index >= 0) & (index < self.low)).all():
             return np.array_equal(index, other)
-        rows = self._first(name, index // self.extent)
+        rows = self.cut(name, index // self.extent)
         return np.array_equal(rows, other // self.other) and self._is_own_position(name, index % self.extent)
 
     def _looks_up_apart(self, node: onnx.NodeProto, axes: tuple[int, ...]) -> bool:
@@ -242,16 +248,19 @@ class Positions:
         begins, ends = found[0], found[1]
         if any(name and value is None for name, value in zip(names, found, strict=True)):
             return False
-        if begins is None or ends is None:
-            return False
-        if not np.array_equal(begins, self.small.initializers.get(names[0], ())):
+        others = self.small.initializers.get(names[0])
+        if begins is None or ends is None or others is None or len(others) != len(begins):
             return False
         along = range(len(begins)) if found[2] is None else found[2]
         steps = np.ones(len(begins), np.int64) if found[3] is None else found[3]
-        for begin, end, axis, step in zip(begins, ends, along, steps, strict=True):
+        for begin, other, end, axis, step in zip(begins, others, ends, along, steps, strict=True):
             if int(axis) % rank not in axes:
+                if begin != other:
+                    return False
                 continue
-            if step != 1 or begin < 0 or not self._is_whole(node.input[0], int(axis) % rank):
+            if (begin, other) == (-self.extent, -self.other):  # the first position, counted from the end
+                begin = other = 0
+            if step != 1 or begin != other or begin < 0 or not self._is_whole(node.input[0], int(axis) % rank):
                 return False
             if not (0 <= end <= self.low or (begin == 0 and end >= self.extent)):
                 return False
