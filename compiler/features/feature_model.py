@@ -13,6 +13,7 @@ from veltair.compiler.embedding.table_storage import TableStorage
 from veltair.compiler.features.column_ranges import id_range
 from veltair.compiler.features.feature_description import ColumnInput, FeatureDescription
 from veltair.compiler.features.feature_layout import FeatureLayout
+from veltair.compiler.features.from_onnx.joined_inputs import join_inputs
 from veltair.compiler.features.index_ranges import IndexRange
 from veltair.compiler.features.kernel.columns_kernel import columns_layer
 from veltair.compiler.features.table_store import TableStore
@@ -48,6 +49,7 @@ def join_features(
     `storage`: how rows of tables are stored, float32 by default. Raises ModelError where the description's inputs are
     not the model's.
     """
+    model = join_inputs(model)
     own = model.columns
     description = _merge_descriptions(own.description, given) if own and given else own.description if own else given
     if description is None:

@@ -1,10 +1,9 @@
-"""Rewrites an ONNX graph so that its columns become inputs, side by side where a concatenation reads them so."""
+"""Rewrites an ONNX graph so that its columns become inputs, one for each; `joined_inputs` joins neighbours later."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from math import prod
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from veltair.compiler.features.feature_description import ColumnInput
 from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW
 from veltair.compiler.features.from_onnx.hash_buckets import is_hash
 from veltair.compiler.features.from_onnx.safety_steps import nodes_needed
-from veltair.compiler.onnx.node_attributes import attribute
 from veltair.errors import ModelError
 
 SMALL = 4096  # bytes; larger constants decide no shape
@@ -63,24 +61,13 @@ class GraphRewriter:
         """Rewrites the graph. Returns its new inputs and the columns that give each, named by their tensors."""
         graph = self._graph
         plain = {self._rows_of(column): column for column in self._columns}  # by tensors (batch, width)
-        left, found = dict(plain), list[tuple[str, list[ColumnTensor]]]()
-        for node in graph.node:
-            if node.op_type == "Concat" and attribute(node, "axis", 0) in (1, -1):  # of matrices, as columns are
-                names: list[str] = []
-                for ours, run in groupby(node.input, lambda name: name in left and len(self._users[name]) == 1):
-                    members = list(run)
-                    if ours:
-                        found.append((f"{node.output[0]}/columns{len(found)}", [left.pop(name) for name in members]))
-                    names += [found[-1][0]] if ours else members
-                node.input[:] = names
-        found += [(name, [column]) for name, column in left.items()]
         dropped = {name for row, column in plain.items() for name in (row, column.out)}
         kept = [node for node in graph.node if not dropped & set(node.output)]
-        adapters = [self._reshape(name, column) for name, column in left.items() if name not in self._shapes]
+        adapters = [self._reshape(name, column) for name, column in plain.items() if name not in self._shapes]
         del graph.node[:]
         graph.node.extend(nodes_needed([*adapters, *kept], self._outputs))
-        self._replace_inputs({name: sum(column.width for column in members) for name, members in found})
-        return tuple(ColumnInput(name=name, columns=tuple(c.out for c in members)) for name, members in found)
+        self._replace_inputs({name: column.width for name, column in plain.items()})
+        return tuple(ColumnInput(name=name, columns=(column.out,)) for name, column in plain.items())
 
     def _rows_of(self, column: ColumnTensor) -> str:
         """The tensor (batch, width) of a column: its own, or what a view behind it makes of it."""

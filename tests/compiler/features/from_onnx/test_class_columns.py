@@ -73,11 +73,45 @@ def columns_of(loaded: OnnxModel) -> dict[str, Any]:
     return {column.feature: column for column in loaded.columns.description.columns}
 
 
+def inputs_of_nodes(loaded: OnnxModel) -> list[list[str]]:
+    front = join_features(loaded, None)
+    assert front is not None
+    return [list(each.input) for each in front.model.nodes]
+
+
+def viewed(given: str) -> list[onnx.NodeProto]:
+    """Rows in the shape that they have, which is computed, as TensorFlow's input layers have them."""
+    return [
+        node("Shape", [f"{given}.rows"], f"{given}.extents"),
+        node("Slice", [f"{given}.extents", "first", "one"], f"{given}.count"),
+        node("Concat", [f"{given}.count", "width"], f"{given}.view", axis=0),
+        node("Reshape", [f"{given}.rows", f"{given}.view"], f"{given}.viewed"),
+    ]
+
+
+def test_views_whose_shapes_are_computed_keep_no_columns_apart(tmp_path: Path) -> None:
+    """What lies between them stays, and so does a column that somebody else reads."""
+    side_by_side = ["city.viewed", "n.viewed", "plain", "city.rows", "n.viewed"]
+    nodes = [*CITY, *NUMBER, *viewed("city"), *viewed("n"), node("Concat", side_by_side, "z", axis=1)]
+    plain = {**BOTH, "plain": (onnx.TensorProto.FLOAT, ["B", 2])}
+    alone = [*CITY, *NUMBER, *viewed("city"), *viewed("n"), node("Concat", side_by_side[:3], "z", axis=1)]
+    loaded = load_model(model(tmp_path / "alone.onnx", alone, plain, ["z"]), 8)
+    assert inputs_of_nodes(loaded) == [["z/joined0", "plain"]]
+    path = model(tmp_path / "m.onnx", nodes, plain, ["z"])
+    assert inputs_of_nodes(load_model(path, 8)) == [["city.rows", "n.rows", "plain", "city.rows", "n.rows"]]
+    artifact = veltair.compile(path, tmp_path / "a", trials=0, levels="modelled", max_batch=8, precision="fp32")
+    city, number, rest = wanted(TEXTS, b""), wanted(NUMBERS, -1), np.arange(16, dtype=np.float32).reshape(8, 2)
+    feeds = {"city": np.array(TEXTS, object)[:, None], "n": np.array(NUMBERS)[:, None], "plain": rest}
+    with veltair.load(artifact, threads=1) as compiled:
+        (found,) = compiled(feeds).values()
+    np.testing.assert_allclose(found, np.concatenate([city, number, rest, city, number], 1), rtol=1e-6)
+
+
 def test_sparse_look_ups_are_rows_of_a_table(tmp_path: Path) -> None:
     """No operator of them is left, and the artifact and the reference of `verify` give what the operators mean."""
     path = model(tmp_path / "m.onnx", [*CITY, *NUMBER, *DENSE], BOTH, ["y"])
     columns = columns_of(loaded := load_model(path, 8))
-    assert [list(n.input) for n in loaded.nodes] == [["y/columns0"]]
+    assert inputs_of_nodes(loaded) == [["y/joined0"]]
     assert all(column.table for column in columns.values())
     assert columns["city"].vocabulary == ("",) and columns["city"].oov == 5 and columns["n"].vocabulary == (-1,)
     artifact = veltair.compile(path, tmp_path / "a", trials=0, levels="modelled", max_batch=8, precision="fp32")
