@@ -10,6 +10,8 @@ from bench.at_once import fairest_ms
 from bench.recsys.embedding_tables import SHAPES
 from bench.section import read
 
+LADDER_BAR = 1.02  # times the fastest point's time
+GRAPH_PEERS = {"torch_csr": "torch's sparse CSR", "torch_geometric": "PyTorch Geometric"}
 LOOKUP_PEERS = {"fbgemm": "FBGEMM", "torch": "torch"}
 COLUMN_SETS = {
     "recom-e": "RECom E's 1000 columns",
@@ -24,8 +26,8 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> s
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
-def lookups() -> str:
-    tables = read("ember")["tables"]
+def lookups(measured: Mapping[str, Any]) -> str:
+    tables = measured["tables"]
     rows = []
     for name, found in tables.items():
         if isinstance(found, dict) and "gb_s" in found:
@@ -43,9 +45,8 @@ def lookups() -> str:
     return f"{table}\n\n{share:.0%} of the tables lay in pages of 2 MB."
 
 
-def storages() -> str:
+def storages(measured: Mapping[str, Any]) -> str:
     """Narrower rows against the faster of the two fp32 figures of the same shape in the file."""
-    measured = read("ember")
     found, tables = measured["storages"], measured["tables"]
     rows = []
     for threads in (name for name in found if name.endswith(" threads")):
@@ -58,9 +59,9 @@ def storages() -> str:
     return f"{table}\n\nIn pages of 2 MB: {', '.join(shares)}." if shares else table
 
 
-def fusions() -> str:
+def fusions(found: Mapping[str, Any]) -> str:
     rows = []
-    for row in read("atrec")["rows"]:
+    for row in found["rows"]:
         ours = min(row["fused_us"], row.get("hoisted_us", row["fused_us"]))
         keys = ("unfused_us", "onnxruntime_us", "scatter_add_us", "bincount_us", "tensorflow_us")
         factors = [f"{row[key] / ours:.1f}x" if key in row else "" for key in keys]
@@ -69,17 +70,16 @@ def fusions() -> str:
     return markdown_table(["fusion", "subgraph", "threads", "ms", *peers], rows)
 
 
-def training_steps() -> str:
+def training_steps(found: Mapping[str, Any]) -> str:
     rows = []
-    for step, engines in read("training-step")["steps_per_s"].items():
+    for step, engines in found["steps_per_s"].items():
         rates = [f"{engines[name]:,.1f}" if name in engines else "" for name in ("veltair", "torch", "fbgemm")]
         best = max(rate for name, rate in engines.items() if name != "veltair")
         rows.append([step, *rates, f"{engines['veltair'] / best:.2f}x"])
     return markdown_table(["steps a second", "veltair", "torch", "FBGEMM", "veltair over the best other"], rows)
 
 
-def feature_columns() -> str:
-    found = read("columns")
+def feature_columns(found: Mapping[str, Any]) -> str:
     rows = []
     for key, title in COLUMN_SETS.items():
         for batch, times in found[key].items():
@@ -90,6 +90,52 @@ def feature_columns() -> str:
     header = ["packed, ms", "from the request, ms"]
     header += [f"{peer} over {ours}" for peer in ("ONNX Runtime", "TensorFlow") for ours in ("packed", "request")]
     return markdown_table(["columns", "rows", *header], rows)
+
+
+def training_input(found: Mapping[str, Any]) -> str:
+    rates = found["rows_per_s"]
+    ours = rates["veltair, in memory, 1 process"]
+    rows = [[name, f"{rate:,.0f}", f"{ours / rate:.2f}x"] for name, rate in rates.items()]
+    return markdown_table(["input", "rows a second", "ours in memory over it"], rows)
+
+
+def ladder_choices(found: Mapping[str, Any]) -> str:
+    rows = []
+    for row in found["choices"]:
+        times = f"{row['served_us']:.1f}", f"{row['best_us']:.1f}", f"{row['over_best']:.3f}"
+        rows.append([row["model"], row["workload"], row["points"], *times])
+    table = markdown_table(["model", "layer", "points", "served, us", "the fastest, us", "over it"], rows)
+    held = sum(row["over_best"] <= LADDER_BAR for row in found["choices"])
+    lines = [f"{held} of {len(rows)} layers are within {LADDER_BAR - 1:.0%} of the fastest point."]
+    if storages := found["storages"]:
+        gains = [f"{name} {storages['fp32']['best_us'] / row['best_us']:.2f}x" for name, row in storages.items()]
+        lines.append(f"A table of 2 GB, at the best of its points, over fp32's: {', '.join(gains)}.")
+    return "\n\n".join([table, " ".join(lines)])
+
+
+def graph_convolution(found: Mapping[str, Any]) -> str:
+    rows = []
+    for threads in ("1 threads", "2 threads"):
+        ms, gain = found[threads]["ms"], found[threads]["gain"]
+        peers = [f"{ms[key]:.0f} ({gain[key]:.2f}x)" if key in ms else "" for key in GRAPH_PEERS]
+        rows.append([threads.split()[0], f"{ms['veltair']:.0f}", *peers])
+    return markdown_table(["threads", "veltair, ms", *GRAPH_PEERS.values()], rows)
+
+
+def stitched_models(found: Mapping[str, Any]) -> str:
+    rows = []
+    for name, model in found["models"].items():
+        ms, parts = model["ms"], model["parts"]
+        peers = {key: parts["ms"].get(key) for key in ("onnxruntime", "xla")}
+        cells = [f"{ms[way]:.2f}" for way in ("chosen", "off", "onnxruntime")]
+        cells += [f"{parts['ms']['chosen']:.3f}", *(f"{ms:.3f}" if ms else "" for ms in peers.values())]
+        cells.append(f"{peers['xla'] / parts['ms']['chosen']:.1f}x" if peers["xla"] else "")
+        kernels = parts["kernels"]
+        cells.append(f"{kernels['chosen']} of {kernels['xla']}" if "xla" in kernels else str(kernels["chosen"]))
+        rows.append([name, *cells])
+    whole = ["model, ms", "without stitching", "ONNX Runtime"]
+    parts_of = ["memory-bound parts, ms", "ONNX Runtime's", "XLA's", "XLA's over ours", "our kernels of XLA's"]
+    return markdown_table(["model", *whole, *parts_of], rows)
 
 
 def stitching() -> str:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import argparse
 from statistics import median
 
-from bench import int8, part_tables, simulator_sections
+from bench import int8, part_tables, recommendation_sections, simulator_sections
 from bench.coverage import table as coverage
 from bench.kernels import networks
 from bench.paths import ROOT
-from bench.recsys import models
 from bench.section import Section, environment_line, read, with_environment
-from bench.serving import fronts, mix, model_loads, overload
+from bench.serving import fronts, mix, model_loads, overload, short_floods
 from bench.serving.way import summary as way
 
 PAGE = ROOT / "docs" / "measurements.md"
@@ -43,12 +42,6 @@ def epyc_mix() -> str:
 def tight_mix() -> str:
     (search,) = read("mix-vision-tight")["searches"]
     return f"`{search['stack'].removeprefix('veltair, ')}` holds {search['peak_qps']:.0f} queries a second."
-
-
-def recommendation_models() -> str:
-    found = read("recsys")
-    parts = models.table(found["models"]), part_tables.recom_e_gains(found["models"]["recom_e"]["rows"])
-    return "\n\n".join([environment_line(found["environment"]), *parts])
 
 
 SECTIONS = (
@@ -103,62 +96,20 @@ scenarios/recsys.toml --percentiles 0.95`).""",
 round, beside the two best peers (`python -m bench.serving.mix scenarios/recsys.toml --slower 3 --rounds 1`).""",
         lambda: mix_table("epyc-avx2/mix-recsys-slower-3"),
     ),
-    Section(
-        "Recommendation models",
-        """From features to the score, with tables cut to 1 GB; medians of alternate runs in ms, and in brackets
-veltair's time over that engine's (`python -m bench.recsys.models`). Only veltair runs models with raw features
-(RECom's E and F, DeepFM, elm-WDL, DIEN on strings) as a whole; the peers get ready-made ids, each a tensor that they
-take inside the timing, while veltair's features lie packed; the last column has veltair with the decoding, checking and
-packing of a gRPC request. RECom's E has 4.9 GFLOP at 256 rows, so its bar of 6.6x cannot be met in fp32 at this core's
-peak. `compile` chooses bfloat16 by itself on a CPU with AMX. Where a second thread gains a peer less than 1.2x, its
-figure on two threads is that of two requests at once. The last column and two requests at once wait for the next run on
-a quiet machine.""",
-        recommendation_models,
-    ),
-    Section(
-        "Parts of recommendation models",
-        """Look-ups in large tables beside FBGEMM and torch on the same pages, and beside a loop in C that only reads
-the rows, at places known beforehand (`python -m bench.recsys.ember`; bar: 1.0x FBGEMM and 80 % of that loop). FBGEMM's
-operator runs on one thread however many there are: its rows on two threads are of one request at a time, and wait for
-the next run on a quiet machine, which gives it two at once.""",
-        part_tables.lookups,
-    ),
-    Section(
-        "Rows in narrower types",
-        """The look-ups of the first shape above with rows in fp32, in fp16 and in bytes with scale and bias; ms. fp32
-is the faster of its two measurements in the file, here and in the table above.""",
-        part_tables.storages,
-    ),
-    Section(
-        "Training steps",
-        """Forward, backward and update: DIEN at AtRec's widths (512 samples, histories of up to 50 items), and a table
-of a million rows alone (512 bags of 100 ids, 32 numbers a row), with row-wise Adagrad in all (`python -m
-bench.recsys.training_step`). FBGEMM's row of DIEN is torch's network with FBGEMM's tables. The bars for DIEN: 1.44x
-torch, 1.0x FBGEMM.""",
-        lambda: with_environment("training-step", lambda _: part_tables.training_steps()),
-    ),
-    Section(
-        "Fusions of AtRec",
-        """Each subgraph fused, without the fusion on the same runtime, and in ONNX Runtime (`python -m
-bench.recsys.atrec`). Factors are the other's time over ours. OneHotSum without fusion, there and in ONNX Runtime,
-writes one-hot vectors to memory, which nobody would: what its gain is, scatter-add (ONNX Runtime), bincount (numpy) and
-TensorFlow's own operators tell, whose columns wait for the next run on a quiet machine.""",
-        part_tables.fusions,
-    ),
-    Section(
-        "Feature columns",
-        """Columns alone, from raw features to the network's input, on 2 threads (`python -m bench.recsys.columns`):
-RECom E's 1000 columns, elm-WDL's 12 history strings (split, hashed, looked up and averaged), and splitting and hashing
-alone. ONNX Runtime gets hashed ids ready-made. Factors are the other's time over ours; the bars are 6.6x and 5x. The
-peers take a thousand tensors inside the timing; "from the request" has this work in ours too, with the decoding and
-checking of a gRPC message. It waits for the next run on a quiet machine.""",
-        part_tables.feature_columns,
-    ),
+    *recommendation_sections.SECTIONS,
     Section(
         "Stitched kernels",
         """Memory-bound subgraphs in stitched kernels beside TVM's own schedules, the plain one and dlight's (`python
 -m bench.kernels.stitching`; bar: 2x the better of the two).""",
         part_tables.stitching,
+    ),
+    Section(
+        "Models with stitched kernels",
+        """Whole models in fp32 as they are compiled, without stitching and in ONNX Runtime, on both cores; and the
+memory-bound parts of each, every part as often as the model has it, beside ONNX Runtime and XLA (`python -m
+bench.kernels.stitched_models --tensorflow PYTHON`). The bars: XLA's time at least 1.39 times ours with at most 38 % of
+its kernels (FusionStitching), and no model slower than without stitching.""",
+        lambda: with_environment("epyc/stitched-models", part_tables.stitched_models),
     ),
     Section(
         "From layer to layer",
@@ -201,6 +152,11 @@ mix). Peaks are of DLRM alone.""",
         overload.TITLE,
         overload.TEXT,
         lambda: with_environment("epyc/overload", lambda found: overload.markdown(found["runs"])),
+    ),
+    Section(
+        short_floods.TITLE,
+        short_floods.TEXT,
+        lambda: with_environment("epyc-avx2/short-floods", lambda found: short_floods.markdown(found["runs"])),
     ),
     Section(int8.TITLE, int8.TEXT, lambda: with_environment("int8", int8.table)),
     Section(

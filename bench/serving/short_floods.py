@@ -16,10 +16,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench.part_tables import markdown_table
 from bench.paths import DEMO, RESULTS, result_path
 from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
 from bench.serving.overload import load, write_runs
 
+TITLE = "A flood of short queries beside a quiet tenant"
+TEXT = """Two tenants serve DLRM, one row a query, with a target of 10 ms, over connections of their own, on two cores
+of an EPYC with AVX2, which the load generator shares (`python -m bench.serving.short_floods --seconds 5`). The quiet
+one asks for half of what its weight gives it of the peak, the other for ten times as much. The bar is 99 % for the
+quiet one."""
+HEADINGS = (
+    *("protocol", "weights", "peak QPS", "quiet, offered a second", "in target", "flood, offered a second"),
+    *("in target", "together, in target a second"),
+)
 NAMES = ("quiet", "flood")
 WEIGHTS = ((1, 1), (2, 1), (1, 2))  # of the quiet one, and of the one that floods
 USED, FLOOD = 0.5, 10.0  # of the quiet one's share; times as much
@@ -69,6 +79,18 @@ def asked(target_ms: float, quiet_qps: float, flood_qps: float) -> list[dict[str
     """The tenants of a load."""
     rates = zip(NAMES, (quiet_qps, flood_qps), strict=True)
     return [{"name": name, "qps": qps, "target_ms": target_ms} for name, qps in rates]
+
+
+def markdown(runs: list[dict[str, Any]]) -> str:
+    rows = []
+    for run in runs:
+        cells, goodput = [run["protocol"], ":".join(map(str, run["weights"])), f"{run['peak_qps']:,.0f}"], 0.0
+        for tenant in run["tenants"]:
+            share = tenant["qos_rate"] or 0.0
+            goodput += share * tenant["offered_qps"]
+            cells += [f"{tenant['offered_qps']:,.0f}", f"{share:.1%}"]
+        rows.append([*cells, f"{goodput:,.0f}"])
+    return markdown_table(HEADINGS, rows)
 
 
 def row(run: dict[str, Any]) -> str:

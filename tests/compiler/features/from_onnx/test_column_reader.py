@@ -179,10 +179,12 @@ def test_what_is_left_gives_the_same_behind_the_columns(nodes: Any, inputs: Inpu
     loaded = load_model(path, 6)
     front = join_features(loaded, None)
     assert front is not None
+    behind = front.model
+    ports = [*behind.inputs, *(behind.values[joined.name] for joined in front.description.inputs)]
     left = helper.make_graph(
-        loaded.nodes,
+        behind.nodes,
         "left",
-        [helper.make_tensor_value_info(p.name, TensorProto.FLOAT, ["B", *p.shape[1:]]) for p in loaded.inputs],
+        [helper.make_tensor_value_info(p.name, TensorProto.FLOAT, ["B", *p.shape[1:]]) for p in ports],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in loaded.initializers.items()],
     )
