@@ -10,8 +10,11 @@ from bench.at_once import fairest_ms
 from bench.recsys.embedding_tables import SHAPES
 from bench.section import read
 
-LADDER_BAR = 1.02  # times the fastest point's time
-GRAPH_PEERS = {"torch_csr": "torch's sparse CSR", "torch_geometric": "PyTorch Geometric"}
+GRAPH_PEERS = {
+    "torch_csr": "torch's sparse CSR",
+    "torch_geometric": "PyTorch Geometric",
+    "torch_geometric_csr": "PyTorch Geometric, CSR",
+}
 LOOKUP_PEERS = {"fbgemm": "FBGEMM", "torch": "torch"}
 COLUMN_SETS = {
     "recom-e": "RECom E's 1000 columns",
@@ -37,10 +40,10 @@ def lookups(measured: Mapping[str, Any]) -> str:
             peers = {key: fairest_ms(on_one[key], ms[key], ms.get(f"{key}_at_once")) for key in LOOKUP_PEERS}
             moved = ms["veltair"] * found["gb_s"]["veltair"]  # MB
             speeds = [moved / value for value in (ms["veltair"], *peers.values(), ms["rows_read"])]
-            factors = [f"{peers['fbgemm'] / ms['veltair']:.2f}x", f"{found['over_rows_read']:.2f}x"]
+            factors = [*(f"{peer / ms['veltair']:.2f}x" for peer in peers.values()), f"{found['over_rows_read']:.2f}x"]
             rows.append([shape, threads.split()[0], *(f"{speed:.1f}" for speed in speeds), *factors])
     names = ["veltair", *LOOKUP_PEERS.values(), "rows only read"]
-    table = markdown_table(["GB/s", "threads", *names, "over FBGEMM", "over rows only read"], rows)
+    table = markdown_table(["GB/s", "threads", *names, *(f"over {name}" for name in names[1:])], rows)
     share = tables["bytes_in_large_pages"] / tables["bytes"]
     return f"{table}\n\n{share:.0%} of the tables lay in pages of 2 MB."
 
@@ -97,20 +100,6 @@ def training_input(found: Mapping[str, Any]) -> str:
     ours = rates["veltair, in memory, 1 process"]
     rows = [[name, f"{rate:,.0f}", f"{ours / rate:.2f}x"] for name, rate in rates.items()]
     return markdown_table(["input", "rows a second", "ours in memory over it"], rows)
-
-
-def ladder_choices(found: Mapping[str, Any]) -> str:
-    rows = []
-    for row in found["choices"]:
-        times = f"{row['served_us']:.1f}", f"{row['best_us']:.1f}", f"{row['over_best']:.3f}"
-        rows.append([row["model"], row["workload"], row["points"], *times])
-    table = markdown_table(["model", "layer", "points", "served, us", "the fastest, us", "over it"], rows)
-    held = sum(row["over_best"] <= LADDER_BAR for row in found["choices"])
-    lines = [f"{held} of {len(rows)} layers are within {LADDER_BAR - 1:.0%} of the fastest point."]
-    if storages := found["storages"]:
-        gains = [f"{name} {storages['fp32']['best_us'] / row['best_us']:.2f}x" for name, row in storages.items()]
-        lines.append(f"A table of 2 GB, at the best of its points, over fp32's: {', '.join(gains)}.")
-    return "\n\n".join([table, " ".join(lines)])
 
 
 def graph_convolution(found: Mapping[str, Any]) -> str:
