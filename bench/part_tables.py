@@ -57,9 +57,7 @@ def storages(measured: Mapping[str, Any]) -> str:
         ms["fp32"] = min(ms["fp32"], tables[f"{next(iter(SHAPES))}, {threads}"]["ms"]["veltair"])
         times = [f"{value:.1f}" for value in ms.values()]
         rows.append([threads.split()[0], *times, *(f"{ms['fp32'] / ms[key]:.2f}x" for key in ("fp16", "int8"))])
-    table = markdown_table(["threads", "fp32", "fp16", "int8", "fp16's gain", "int8's gain"], rows)
-    shares = [f"{name} {share:.0%}" for name, share in found.get("in_large_pages", {}).items()]
-    return f"{table}\n\nIn pages of 2 MB: {', '.join(shares)}." if shares else table
+    return markdown_table(["threads", "fp32", "fp16", "int8", "fp16's gain", "int8's gain"], rows)
 
 
 def fusions(found: Mapping[str, Any]) -> str:
