@@ -18,7 +18,7 @@ from veltair.compiler.features.from_onnx.classes.class_columns import ClassColum
 from veltair.compiler.features.from_onnx.classes.class_graph import ClassGraph
 from veltair.compiler.features.from_onnx.classes.value_classes import ValueClasses
 from veltair.compiler.features.from_onnx.column_reader import WAYS, ColumnReader, is_textual
-from veltair.compiler.features.from_onnx.graph_rewriter import ColumnTensor, GraphRewriter
+from veltair.compiler.features.from_onnx.graph_rewriter import ColumnTensor, GraphRewriter, infer_element_types
 from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB, is_hash
 from veltair.compiler.features.from_onnx.id_operators import NUMERIC
 from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
@@ -93,7 +93,8 @@ def _extract(proto: onnx.ModelProto, path: Path, classes: Mapping[str, ValueClas
     graph, reader = OnnxGraphIndex(proto, path), ColumnReader(proto, path)
     reader.read()
     classed = {name: own for name, own in classes.items() if not own.is_number}
-    found = ClassColumns(graph, classed).find([output.name for output in proto.graph.output])
+    types = infer_element_types(proto) if classed else {}
+    found = ClassColumns(graph, classed, types).find([output.name for output in proto.graph.output])
     given = put_sequences(proto, [column for column in found if column.sequence is not None])
     classes = {**classes, **given}
     found = [column for column in found if column.sequence is None]

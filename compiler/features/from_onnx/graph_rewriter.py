@@ -115,6 +115,20 @@ class GraphRewriter:
 
 def infer_shapes(proto: onnx.ModelProto) -> dict[str, list[int]]:
     """Shapes that ONNX infers without looking at large constants."""
+    return {
+        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in _inferred(proto)
+        if value.type.tensor_type.HasField("shape")
+    }
+
+
+def infer_element_types(proto: onnx.ModelProto) -> dict[str, int]:
+    """ONNX's types of the elements, of those tensors for which it infers any."""
+    types = {value.name: value.type.tensor_type.elem_type for value in _inferred(proto)}
+    return {name: found for name, found in types.items() if found != TensorProto.UNDEFINED}
+
+
+def _inferred(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     graph, inputs = proto.graph, list(proto.graph.input)
     small = [tensor for tensor in graph.initializer if tensor.ByteSize() <= SMALL]
     listed = {value.name for value in (*inputs, *small)}
@@ -127,11 +141,7 @@ def infer_shapes(proto: onnx.ModelProto) -> dict[str, list[int]]:
     nodes = [_with_known_shape(node) for node in graph.node]
     outline.graph.CopyFrom(helper.make_graph(nodes, graph.name or "g", inputs, graph.output, small))
     found = onnx.shape_inference.infer_shapes(outline, data_prop=True).graph
-    return {
-        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        for value in (*found.value_info, *found.input, *found.output)
-        if value.type.tensor_type.HasField("shape")
-    }
+    return [*found.value_info, *found.input, *found.output]
 
 
 def _with_known_shape(node: onnx.NodeProto) -> onnx.NodeProto:

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, shape_inference
+from onnx import TensorProto
 
 from veltair.compiler.onnx.constants import read_names, table_of
 from veltair.compiler.onnx.node_attributes import attribute
@@ -51,14 +51,6 @@ class OnnxGraphIndex:
                 found.add(place)
                 left += read_names(self.nodes[place])
         return [self.nodes[place] for place in sorted(found)]
-
-    def element_types(self) -> dict[str, int]:
-        """ONNX's types of what the nodes make, as far as they follow from those of inputs and constants."""
-        weights = [helper.make_tensor_value_info(name, t.data_type, t.dims) for name, t in self.weights.items()]
-        graph = helper.make_graph(self.nodes, "types", [*self.inputs.values(), *weights], [])
-        model = helper.make_model(graph, opset_imports=self.opsets)
-        values = shape_inference.infer_shapes(model).graph.value_info
-        return {value.name: value.type.tensor_type.elem_type for value in values}
 
     def is_output(self, name: str) -> bool:
         return name in self._outputs

@@ -59,18 +59,18 @@ class ClassColumns:
 
     Use::
 
-        ClassColumns(proto_index, inputs).find(outputs)
+        ClassColumns(proto_index, inputs, infer_element_types(proto)).find(outputs)
     """
 
-    def __init__(self, graph: OnnxGraphIndex, inputs: Mapping[str, ValueClasses]) -> None:
-        self._graph, self._inputs = graph, inputs
+    def __init__(self, graph: OnnxGraphIndex, inputs: Mapping[str, ValueClasses], types: Mapping[str, int]) -> None:
+        """`types`: ONNX's types of elements, as far as they are known."""
+        self._graph, self._inputs, self._types = graph, inputs, types
         self._reads: dict[str, frozenset[str]] = {name: frozenset((name,)) for name in graph.inputs}  # inputs before
         for node in graph.nodes:
             given = {*node.input, *captured_names(node)}
             before = frozenset().union(*(self._reads.get(name, frozenset()) for name in given))
             for output in node.output:
                 self._reads[output] = before
-        self._types = graph.element_types()
         self._found: dict[str, ClassColumn | None] = {}
         self._cuts: dict[str, frozenset[str] | None] = {}
 
