@@ -12,16 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
-from onnx import helper
 
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.fixed_extent import PLACE
 from veltair.compiler.onnx.folding.opaque_nodes import is_opaque
 from veltair.compiler.onnx.node_attributes import attribute, reduced_axes
 from veltair.compiler.onnx.onnx_model import OnnxModel
+from veltair.compiler.patterns.model_rewriting import ModelRewriting
 from veltair.types import TensorSpec
 
 RANK, POSITIONS = 3, 1  # (batch, positions, channels)
@@ -44,26 +42,14 @@ class _Step:
 
 
 @dataclass(slots=True)
-class _Rewriting:
+class _Rewriting(ModelRewriting):
     """The new model so far. `rows`: (batch, 1, channels) of a tensor, by it and what is picked."""
 
-    view: ModelView
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    values: dict[str, TensorSpec] = field(default_factory=dict)
-    constants: dict[str, NDArray[Any]] = field(default_factory=dict)
     rows: dict[tuple[str, Pick], str] = field(default_factory=dict)
 
-    def add(
-        self, op: str, inputs: Sequence[str], like: str, name: str, shape: tuple[int, ...], *arguments: Any, **more: Any
-    ) -> str:
-        """A node whose further inputs are these constants; its result has the type of `like`."""
-        names = [f"{name}/{place}" for place in range(len(arguments))]
-        for constant, value in zip(names, arguments, strict=True):
-            self.constants[constant] = np.asarray(value)
-            self.values[constant] = TensorSpec(constant, "int64", np.shape(value))
-        self.nodes.append(helper.make_node(op, [*inputs, *names], [name], name=f"{name}/{op}", **more))
-        self.values[name] = replace(self.view.values[like], name=name, shape=shape)
-        return name
+    def like(self, op: str, inputs: Sequence[str], like: str, result: str, *rest: Any, **attributes: Any) -> str:
+        """A node whose result has the type of another tensor."""
+        return self.add(op, inputs, result, *rest, dtype=self.view.values[like].dtype, **attributes)
 
     def row(self, name: str, pick: Pick) -> str:
         """The picked position of a tensor, which keeps its axis."""
@@ -71,10 +57,10 @@ class _Rewriting:
             batch, _, channels = self.view.shape_of(name)
             result, shape = f"{name}/picked_{pick}", (batch, 1, channels)
             if isinstance(pick, int):
-                self.add("Slice", [name], name, result, shape, [pick], [pick + 1], [POSITIONS], [1])
+                self.like("Slice", [name], name, result, shape, [pick], [pick + 1], [POSITIONS], [1])
             else:
-                flat = self.add("GatherND", [name, pick], name, f"{result}/row", (batch, channels), batch_dims=1)
-                self.add("Unsqueeze", [flat], name, result, shape, [POSITIONS])
+                flat = self.like("GatherND", [name, pick], name, f"{result}/row", (batch, channels), batch_dims=1)
+                self.like("Unsqueeze", [flat], name, result, shape, [POSITIONS])
             self.rows[name, pick] = result
         return self.rows[name, pick]
 
@@ -93,13 +79,13 @@ class _Rewriting:
             product = step.nodes[1]
             (source,) = step.reads
             width = self.view.shape_of(source)[-1]
-            flat = self.add("Reshape", [self.row(source, pick)], source, f"{result}/in", (batch, width), [-1, width])
+            flat = self.like("Reshape", [self.row(source, pick)], source, f"{result}/in", (batch, width), [-1, width])
             new = onnx.NodeProto()
             new.CopyFrom(product)
             new.input[0], new.output[0], new.name = flat, f"{result}/out", f"{product.name}/picked"
             self.nodes.append(new)
             self.values[f"{result}/out"] = TensorSpec(f"{result}/out", "float32", (batch, channels))
-            self.add("Reshape", [f"{result}/out"], output, result, (batch, 1, channels), [-1, 1, channels])
+            self.like("Reshape", [f"{result}/out"], output, result, (batch, 1, channels), [-1, 1, channels])
         self.values[result] = replace(self.view.values[output], name=result, shape=(batch, 1, channels))
         self.rows[output, pick] = result
 
@@ -130,13 +116,8 @@ def pick_positions_first(view: ModelView) -> OnnxModel:
         row, output = found.row(node.input[0], picked), view.values[node.output[0]]
         keeps = len(output.shape) == RANK
         arguments = () if keeps else ([POSITIONS],)
-        found.add("Identity" if keeps else "Squeeze", [row], output.name, output.name, output.shape, *arguments)
-    return replace(
-        view.model,
-        nodes=tuple(found.nodes),
-        values={**view.values, **found.values},
-        initializers={**view.constants, **found.constants},
-    )
+        found.like("Identity" if keeps else "Squeeze", [row], output.name, output.name, output.shape, *arguments)
+    return found.model()
 
 
 def _before_picks(view: ModelView) -> set[int]:

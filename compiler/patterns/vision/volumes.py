@@ -22,14 +22,13 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper
 
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.folding.opaque_nodes import is_opaque
 from veltair.compiler.onnx.node_attributes import attribute, paddings
 from veltair.compiler.onnx.onnx_model import OnnxModel
+from veltair.compiler.patterns.model_rewriting import ModelRewriting
 from veltair.compiler.patterns.vision.signals import BROADCASTING, UNARY
-from veltair.types import TensorSpec
 
 RANK = 5
 FRAMES, ROWS = 2, 3  # the axes of frames, and of rows within one
@@ -69,29 +68,11 @@ class _Window:
 
 
 @dataclass(slots=True)
-class _Rewriting:
+class _Rewriting(ModelRewriting):
     """The new model so far. `images`: by the name of the volume; `plain`: images that have become volumes again."""
 
-    view: ModelView
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    values: dict[str, TensorSpec] = field(default_factory=dict)
-    constants: dict[str, NDArray[Any]] = field(default_factory=dict)
     images: dict[str, _Image] = field(default_factory=dict)
     plain: set[str] = field(default_factory=set)
-
-    def add(
-        self, op: str, inputs: Sequence[str], result: str, shape: Sequence[int], *arguments: Any, **attributes: Any
-    ) -> str:
-        """A node whose further inputs are these constants, and the name of its float result."""
-        names = [self.constant(f"{result}/{place}", np.asarray(value)) for place, value in enumerate(arguments)]
-        self.nodes.append(helper.make_node(op, [*inputs, *names], [result], name=f"{result}/{op}", **attributes))
-        self.values[result] = TensorSpec(result, "float32", tuple(shape))
-        return result
-
-    def constant(self, name: str, value: NDArray[Any]) -> str:
-        self.constants[name] = value
-        self.values[name] = TensorSpec(name, value.dtype.name, value.shape)
-        return name
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         return self.values[name].shape if name in self.values else self.view.shape_of(name)
@@ -145,12 +126,7 @@ def volumes_as_images(view: ModelView) -> OnnxModel:
             found.nodes.append(node)
     for name in sorted(view.output_names):
         found.restore(name)
-    return replace(
-        view.model,
-        nodes=tuple(found.nodes),
-        values={**view.values, **found.values},
-        initializers={**view.constants, **found.constants},
-    )
+    return found.model()
 
 
 def _is_convolution(node: onnx.NodeProto, view: ModelView) -> bool:

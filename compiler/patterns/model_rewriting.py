@@ -1,0 +1,64 @@
+"""`ModelRewriting`: a model whose nodes are written one after the other, some in place of others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from veltair.compiler.graph.model_view import ModelView
+from veltair.compiler.onnx.onnx_model import OnnxModel
+from veltair.types import TensorSpec
+
+
+@dataclass(slots=True)
+class ModelRewriting:
+    """The new model so far.
+
+    ::
+
+        found = ModelRewriting(view)
+        found.add("Reshape", ["x"], "y", (-1, 4), np.array([-1, 4]))
+        found.model()
+    """
+
+    view: ModelView
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    values: dict[str, TensorSpec] = field(default_factory=dict)
+    constants: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        result: str,
+        shape: Sequence[int],
+        *arguments: Any,
+        dtype: str = "float32",
+        **attributes: Any,
+    ) -> str:
+        """A node whose further inputs are these constants. Returns the name of its result."""
+        names = [self.constant(f"{result}/{place}", np.asarray(value)) for place, value in enumerate(arguments)]
+        self.nodes.append(helper.make_node(op, [*inputs, *names], [result], name=f"{result}/{op}", **attributes))
+        self.values[result] = TensorSpec(result, dtype, tuple(shape))
+        return result
+
+    def constant(self, name: str, value: NDArray[Any]) -> str:
+        """A constant of that name. Returns the name."""
+        self.constants[name] = value
+        self.values[name] = TensorSpec(name, value.dtype.name, value.shape)
+        return name
+
+    def model(self) -> OnnxModel:
+        """The model of these nodes."""
+        return replace(
+            self.view.model,
+            nodes=tuple(self.nodes),
+            values={**self.view.values, **self.values},
+            initializers={**self.view.constants, **self.constants},
+        )
