@@ -41,7 +41,7 @@ class Recurrent:
     ::
 
         avx2 = frozenset({"avx2"})
-        point = Recurrent().points(spec, avx2)[0]  # of 36 states: {"tiles": 1, "units": 6, "hoisted": 0}
+        point = Recurrent().points(spec, avx2)[0]  # of 36 states: {"tiles": 1, "units": 3, "hoisted": 0}
         kernel = Recurrent().build(spec, point, avx2)
     """
 
@@ -52,12 +52,24 @@ class Recurrent:
         return [*units, *rows] if few else [*rows, *units]
 
     def _row_points(self, spec: LayerSpec, extents: SequenceExtents, features: frozenset[str]) -> list[Point]:
-        registers = 24 if "avx512" in features else 12
         points: list[Point] = []
-        for tiles in (1, 2) if "avx512" in features else (1,):
-            units = _even_blocks(extents.hidden, registers // _sums(spec) // tiles)
-            points += [{"tiles": tiles, "units": units, "hoisted": hoisted} for hoisted in (0, 1)]
+        for most, tiles in self._row_blocks(spec, features):
+            units = _even_blocks(extents.hidden, most)
+            made = [{"tiles": tiles, "units": units, "hoisted": hoisted} for hoisted in (0, 1)]
+            points += [point for point in made if point not in points]
         return points
+
+    def _row_blocks(self, spec: LayerSpec, features: frozenset[str]) -> list[tuple[int, int]]:
+        """Units of a block at most, and tiles. A sum is a vector of 16 rows: of AVX2 two of 16 registers.
+
+        With AVX2 the sums of the loop over the states are in registers, and those of candidates that wait for the reset
+        are not. Some sums more are spilled, which pays where they save a block that would be half empty.
+        """
+        sums, recurrent = _sums(spec), spec.parameters_as(RecurrentParameters)
+        if "avx512" in features:
+            return [(24 // sums, 1), (24 // sums // 2, 2)]
+        looped = 3 if recurrent.cell is Cell.GRU and recurrent.reset is ResetPosition.AFTER_PRODUCT else sums
+        return [(6 // looped, 1), (8 // looped, 1)]
 
     def _unit_points(self, spec: LayerSpec, extents: SequenceExtents, features: frozenset[str]) -> list[Point]:
         registers = 24 if "avx512" in features else 6
