@@ -45,7 +45,7 @@ docs: types
 
 # The examples in docstrings, but of modules that import what is not installed here: torch, TensorFlow.
 NOT_INSTALLED := veltair/api/training/torch_batches.py veltair/api/training/tensorflow_batches.py veltair/training \
-	compiler/onnx/tensorflow_conversion.py
+	compiler/onnx/tensorflow/conversion.py compiler/onnx/tensorflow/graph_passes.py
 doctest: $(VENV)/ready
 	$(BIN)/pytest --quiet --doctest-modules $(NOT_INSTALLED:%=--ignore=%) \
 		veltair compiler profiles scenarios scheduler server loadgen

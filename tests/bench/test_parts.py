@@ -36,7 +36,7 @@ def test_a_command_names_a_bench_and_options_that_it_has(part: str, command: tup
     assert [option for option in command if option.startswith("--") and f'"{option}"' not in text] == []
 
 
-@pytest.mark.parametrize("module", ["recsys/atrec", "recsys/columns", "recsys/ember", "kernels/stitching"])
+@pytest.mark.parametrize("module", ["recsys/atrec/__main__", "recsys/columns", "recsys/ember", "kernels/stitching"])
 def test_the_cores_are_counted_before_a_pool_pins_the_thread(module: str) -> None:
     tree = ast.parse((ROOT / "bench" / f"{module}.py").read_text("utf-8"))
     (main,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main")

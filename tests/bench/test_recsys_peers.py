@@ -12,8 +12,8 @@ import onnxruntime as ort
 import pytest
 
 from bench.at_once import fairest_ms, time_at_once
-from bench.recsys.atrec import expected_of, peers_of
-from bench.recsys.atrec_subgraphs import one_hot_sum
+from bench.recsys.atrec.__main__ import expected_of, peers_of
+from bench.recsys.atrec.subgraphs import one_hot_sum
 from bench.recsys.from_request import RequestReader
 from bench.recsys.model_engines import load_at_once
 from bench.recsys.models import peer_ms

@@ -16,16 +16,16 @@ import pytest
 from features.column_nets import CITY, STRING, model, node
 
 import veltair
-from veltair.compiler.onnx import saved_model
-from veltair.compiler.onnx.saved_model import PYTHON_VARIABLE, as_onnx, convert_saved_model, is_saved_model
+from veltair.compiler.onnx.tensorflow import saved_model
+from veltair.compiler.onnx.tensorflow.saved_model import PYTHON_VARIABLE, as_onnx, convert_saved_model, is_saved_model
 from veltair.errors import ModelError
 
 MAKER = Path(__file__).with_name("tensorflow_models.py")
 CONVERTER = """#!{python}
 import shutil, sys
 arguments = sys.argv[1:]
-assert arguments[0] == "-c" and "tf2onnx" in arguments[1]
-given = dict(zip(arguments[2::2], arguments[3::2], strict=True))
+assert "tf2onnx" in open(arguments[0]).read()
+given = dict(zip(arguments[1::2], arguments[2::2], strict=True))
 assert given["--extra_opset"] == "ai.onnx.contrib:1" and given["--opset"] == "17"
 {action}
 """

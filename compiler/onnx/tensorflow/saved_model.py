@@ -22,7 +22,7 @@ PYTHON_VARIABLE = "VELTAIR_TENSORFLOW_PYTHON"
 FILES = ("saved_model.pb", "saved_model.pbtxt")
 OPSET = 17
 NEEDED = ("tensorflow", "tf2onnx")
-CONVERSION = Path(__file__).with_name("tensorflow_conversion.py")
+CONVERSION = Path(__file__).with_name("conversion.py")
 INSTALL = (
     "python3 -m venv tensorflow-env && tensorflow-env/bin/pip install tensorflow-cpu tf2onnx, then --tensorflow-python "
     f"tensorflow-env/bin/python or {PYTHON_VARIABLE}=tensorflow-env/bin/python"
@@ -60,8 +60,7 @@ def convert_saved_model(path: Path, folder: Path, python: str | None = None) -> 
     if os.sep in chosen:
         chosen = str(Path(chosen).absolute())  # links stay: an environment's Python is one
     out = folder / f"{path.resolve().name}.onnx"
-    # As text, since the folder of a script that is run by its path would come before all others that modules are in.
-    command = [chosen or sys.executable, "-c", CONVERSION.read_text("utf-8"), "--saved-model", str(path.resolve())]
+    command = [chosen or sys.executable, str(CONVERSION), "--saved-model", str(path.resolve())]
     command += ["--output", str(out), "--opset", str(OPSET), "--extra_opset", "ai.onnx.contrib:1"]
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     try:

@@ -1,6 +1,6 @@
 """OneHotSum as TensorFlow's users write it, in a Python of its own.
 
-    python -m bench.recsys.tensorflow_one_hots THREADS DEPTH FEEDS.npz
+    python -m bench.recsys.atrec.tensorflow_one_hots THREADS DEPTH FEEDS.npz
 
 FEEDS.npz holds the ids of each column, (rows, look-ups), and where a dense layer follows its weights `w`. Prints
 `ready`, then times one turn for each line that it reads, in ms.

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from bench.kernels.compiled_graph import CompiledGraph
 from bench.paths import RESULTS, ROOT, result_path
-from bench.recsys.atrec_subgraphs import SUBGRAPHS, Subgraph
+from bench.recsys.atrec.subgraphs import SUBGRAPHS, Subgraph
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.patterns import by_operator
 from veltair.compiler.pipeline import lower
@@ -107,7 +107,14 @@ class TensorFlowProcess:
         weights = {} if case.counts.weights is None else {"w": case.counts.weights}
         file = folder / f"feeds-{id(case)}.npz"
         np.savez(file, **case.feeds, **weights)
-        command = [python, "-m", "bench.recsys.tensorflow_one_hots", str(threads), str(case.counts.depth), str(file)]
+        command = [
+            python,
+            "-m",
+            "bench.recsys.atrec.tensorflow_one_hots",
+            str(threads),
+            str(case.counts.depth),
+            str(file),
+        ]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, text=True, cwd=ROOT, **pipes)
         if self._process.stdout is None or self._process.stdout.readline() != "ready\n":

@@ -1,6 +1,6 @@
 """Converts a SavedModel with tf2onnx: a program of its own, for a Python that has TensorFlow and not this project.
 
-    python tensorflow_conversion.py --saved-model FOLDER --output MODEL.onnx …
+    python conversion.py --saved-model FOLDER --output MODEL.onnx …
 
 Options are tf2onnx's. Some of its conversions are replaced: tables of whole numbers or to real ones, which it refuses,
 become label encoders; one-hots of negative indices are zeros, as TensorFlow has them, where ONNX counts from the end; a
@@ -11,12 +11,12 @@ it assumes of shapes: operands of a selection may differ in theirs, and a look-u
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
+import graph_passes
 import numpy as np
 from onnx import TensorProto
-from tf2onnx import convert, optimizer, shape_inference
+from tf2onnx import convert, shape_inference
 from tf2onnx.custom_opsets.onnx_ml import LookupTableFind
 from tf2onnx.custom_opsets.string_ops import StringOps
 from tf2onnx.handler import tf_op
@@ -261,19 +261,9 @@ def infer_shape(op: Any) -> bool:
     return bool(infer_other_shape(op))
 
 
-def optimize_graph(graph: Any, catch_errors: bool = True, optimizers: Any = None) -> Any:
-    """What tf2onnx does, with one copy of the graph in case an optimiser fails: it makes one before each of them, which
-    takes as long as half of all else."""
-    kept = copy.deepcopy(graph)
-    try:
-        return optimize_all(graph, catch_errors=False, optimizers=optimizers)
-    except Exception:  # whatever an optimiser raises: tf2onnx goes on without it
-        return optimize_all(kept, catch_errors, optimizers)
-
-
-optimize_all, optimizer.optimize_graph = optimizer.optimize_graph, optimize_graph
 infer_other_shape = shape_inference.infer_shape_for_op_legacy
 shape_inference.infer_shape_for_op_legacy = infer_shape
+graph_passes.replace_slow_passes()
 
 if __name__ == "__main__":
     convert.main()

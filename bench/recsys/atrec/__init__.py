@@ -1,0 +1,1 @@
+"""The gains of AtRec's fusions, subgraph by subgraph."""

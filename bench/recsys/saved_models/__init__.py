@@ -1,0 +1,1 @@
+"""RECom's E and F as TensorFlow's users export them, compiled from the SavedModel alone."""
