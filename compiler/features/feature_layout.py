@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from veltair.compiler.features.feature_description import Feature, FeatureDescription
+from veltair.compiler.features.symbolic_shapes import Extent, MergedBuffer, Symbols, count_bytes
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.profiles.artifact.manifest import PackedLocation, Port
 
@@ -29,13 +30,18 @@ class FeatureLayout:
     def from_description(cls, description: FeatureDescription) -> FeatureLayout:
         read = description.features_read_by()
         features = tuple(feature for feature in description.features if feature.name in read)
-        starts, widths = {}, dict.fromkeys(BUFFER_DTYPES, 0)
+        symbols, batch = Symbols(), Extent.from_value("batch")
+        tensors: dict[str, dict[str, Extent]] = {buffer: {} for buffer in BUFFER_DTYPES}
         for feature in features:
-            buffers, sizes = buffers_of(feature), (feature.width, *[feature.max_bytes] * feature.is_text)
-            starts[feature.name] = tuple(widths[buffer] for buffer in buffers)
-            for buffer, size in zip(buffers, sizes, strict=True):
-                widths[buffer] += size
-        return cls(starts, {buffer: width for buffer, width in widths.items() if width}, features)
+            extents = (batch * feature.width, *[count_bytes(feature, symbols, batch)] * feature.is_text)
+            for buffer, extent in zip(buffers_of(feature), extents, strict=True):
+                tensors[buffer][feature.name] = extent
+        # Every bound is a multiple of the batch, so places for one row say those for any number of them.
+        placed = {
+            buffer: MergedBuffer.place(held, symbols).at({"batch": 1}) for buffer, held in tensors.items() if held
+        }
+        starts = {f.name: tuple(placed[buffer][0][f.name] for buffer in buffers_of(f)) for f in features}
+        return cls(starts, {buffer: width for buffer, (_, width) in placed.items()}, features)
 
     @property
     def packed_buffers(self) -> tuple[Port, ...]:
