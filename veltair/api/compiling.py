@@ -111,7 +111,7 @@ def compile(
 
 def _onnx_file(model: Any, example: Any, folder: Path, name: str | None) -> Path:
     """The model as an ONNX file, written into `folder` where it is none yet."""
-    from veltair.compiler.onnx.saved_model import convert_saved_model, is_saved_model
+    from veltair.compiler.onnx.tensorflow.saved_model import convert_saved_model, is_saved_model
 
     if isinstance(model, str | Path):
         path = Path(model)

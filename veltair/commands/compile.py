@@ -175,7 +175,7 @@ def _compile(args: argparse.Namespace, cache: KernelCache) -> Artifact:
     from veltair.compiler.dimension_plan import checked_dimension, parse_bounds
     from veltair.compiler.onnx.bags.bag_inputs import checked_bag_room, parse_bag_room
     from veltair.compiler.onnx.folding.sized_outputs import checked_room
-    from veltair.compiler.onnx.saved_model import as_onnx
+    from veltair.compiler.onnx.tensorflow.saved_model import as_onnx
 
     bag_room = checked_bag_room(dict(parse_bag_room(text) for text in args.bag_room), "--bag-room")
     room = checked_room(args.output_room, "--output-room")

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from veltair.api.accuracy import OutputAccuracy, measure_accuracy
-from veltair.compiler.onnx.saved_model import as_onnx
+from veltair.compiler.onnx.tensorflow.saved_model import as_onnx
 from veltair.compiler.verification_report import VerificationReport
 from veltair.compiler.verify import verify
 from veltair.errors import ConfigError
