@@ -17,7 +17,8 @@ from tf2onnx.optimizer.transpose_optimizer import TransposeOptimizer, is_useless
 def replace_slow_passes() -> None:
     """Puts the functions of this module into tf2onnx."""
     optimizer.optimize_graph = optimize_graph
-    GraphOptimizerBase.optimize, Graph.extract_sub_graph_nodes = optimize, extract_sub_graph_nodes
+    GraphOptimizerBase.optimize = optimize
+    Graph.extract_sub_graph_nodes, Graph.topological_sort = extract_sub_graph_nodes, topological_sort
     TransposeOptimizer._optimize_at_current_graph_level = optimize_transpositions
 
 
@@ -59,6 +60,39 @@ def extract_sub_graph_nodes(
         if node.get_body_graphs():
             names += node.get_implicit_inputs()
     return list(found)
+
+
+def topological_sort(self: Any, ops: list[Any]) -> None:
+    """Nodes in tf2onnx's own order, each before those that read it. tf2onnx lists all nodes that are left for each."""
+    ops.sort(key=lambda op: op.name)
+    place = {op.name: at for at, op in enumerate(ops)}
+    readers: list[list[int]] = [[] for _ in ops]
+    for at, op in enumerate(ops):
+        for name in sorted({*op.input, *op.get_implicit_inputs()} - {""}):
+            node = self.get_node_by_output(name)
+            if node is None:
+                raise ValueError(f"no node of {self.graph_name} has the output {name!r}")
+            if node.name in place:  # else it is one of a graph around this one
+                readers[place[node.name]].append(at)
+    ended, on_way = list[int](), set[int]()
+    done = bytearray(len(ops))
+    for first in range(len(ops)):
+        way = [] if done[first] else [(first, iter(readers[first]))]
+        on_way.update(at for at, _ in way)
+        while way:
+            at, left = way[-1]
+            reader = next((reader for reader in left if not done[reader]), None)
+            if reader is None:
+                ended.append(at)
+                done[at] = True
+                on_way.remove(at)
+                way.pop()
+            elif reader in on_way:
+                raise ValueError(f"the graph has a cycle at {ops[reader].name!r}")
+            else:
+                on_way.add(reader)
+                way.append((reader, iter(readers[reader])))
+    self.reset_nodes([ops[at] for at in reversed(ended)])
 
 
 def optimize_transpositions(self: Any, graph: Any) -> Any:
