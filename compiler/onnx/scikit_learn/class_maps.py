@@ -60,13 +60,13 @@ def give_matrices(proto: onnx.ModelProto, path: Path) -> None:
             raise ModelError(f"{path}: output {value.name!r} is of {kind.replace('_', ' ')}; expected a tensor")
         if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
             raise ModelError(
-                f"{path}: output {value.name!r} is text; expected numbers, such as those of classes. A file without this "
-                "output can be served: columns of probabilities are in the order of the classes"
+                f"{path}: output {value.name!r} is text; expected numbers, such as those of classes. A file without it "
+                "can be served: columns of probabilities are in the order of the classes"
             )
         if value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16:
             raise ModelError(
-                f"{path}: output {value.name!r} is bfloat16; expected another type: a Cast to float32 in the file keeps "
-                "its values"
+                f"{path}: output {value.name!r} is bfloat16; expected another type: a Cast to float32 in the file "
+                "keeps its values"
             )
 
 
