@@ -39,8 +39,9 @@ from veltair.profiles.artifact.manifest import ALIGNMENT, SLACK_BYTES
 from veltair.profiles.runtime.huge_pages import map_part
 
 MIN_RUNS, FEW_RUNS, MAX_RUNS = 5, 3, 2000
-LONG_NS = 1_000_000_000  # a measurement that takes longer than this makes do with FEW_RUNS
+LONG_NS = 25_000_000  # a measurement that takes longer than this makes do with FEW_RUNS: long runs differ little
 MAX_COPIES = 64
+NORMALS = 1 << 17  # numbers that random floats repeat: to draw each took longer than to run most kernels
 KEPT_BYTES = 64 << 20  # mappings from this size on are kept: to populate them takes longer than to measure
 
 
@@ -61,6 +62,7 @@ class _MeasuringProcess:
         self._loaded: tuple[str, Any] = ("", None)
         self._mapped: dict[FileTensor, NDArray[Any]] = {}
         self._rng = np.random.default_rng(0)
+        self._normals = self._rng.standard_normal(NORMALS, np.float32)
         self._room: NDArray[np.uint8] = np.empty(0, np.uint8)  # for copies of weights; kept, since to fault it in costs
 
     def answer(self, request: Request) -> Response:
@@ -72,7 +74,8 @@ class _MeasuringProcess:
             kernel(*map(self._tensor, arrays))
             _write_results(request, arrays)
             return KernelRan()
-        return KernelTimes(tuple(self._time(kernel, request, arrays, count) for count in request.counts))
+        turns = self._turns(request, arrays)
+        return KernelTimes(tuple(self._time(kernel, request, arrays, turns, count) for count in request.counts))
 
     def _kernel(self, library: str, symbol: str) -> Callable[..., None]:
         from tvm import runtime
@@ -83,7 +86,12 @@ class _MeasuringProcess:
         return kernel
 
     def _time(
-        self, kernel: Callable[..., None], request: TimeKernel, arrays: Sequence[NDArray[Any]], count: int
+        self,
+        kernel: Callable[..., None],
+        request: TimeKernel,
+        arrays: Sequence[NDArray[Any]],
+        turns: list[list[Any]],
+        count: int,
     ) -> int:
         ids = [
             (array, operand)
@@ -99,7 +107,6 @@ class _MeasuringProcess:
             a for a, o in zip(arrays, request.operands, strict=True) if isinstance(o, RandomTensor | TensorSequence)
         ]
         shared = [_every_other_page(array) for array in inputs] if count > 1 else []
-        turns = self._turns(request, arrays)
         self._threads.move_to(self._cores[:count])
         with self._threads.kept_awake():  # as they are inside a block
             return self._median(kernel, request, turns, ids, drawn, shared)
@@ -171,11 +178,11 @@ class _MeasuringProcess:
 
     def _draw(self, operand: RandomTensor, shape: tuple[int, ...]) -> NDArray[Any]:
         kind = np.dtype(operand.dtype).kind
-        if operand.dtype == "uint16":
-            bits = self._rng.standard_normal(shape, np.float32).view(np.uint32)
-            return (bits >> 16).astype(np.uint16)
-        if kind == "f":
-            return self._rng.standard_normal(shape).astype(operand.dtype)
+        if kind == "f" or operand.dtype == "uint16":
+            normals = self._normals[self._rng.integers(NORMALS // 2) :]  # from anywhere: x - y shall not be all zeros
+            bfloat16 = operand.dtype == "uint16"
+            few = (normals.view(np.uint32) >> 16).astype(np.uint16) if bfloat16 else normals.astype(operand.dtype)
+            return np.resize(few, shape)
         return self._rng.integers(operand.low, operand.high, shape, np.int64, endpoint=True).astype(operand.dtype)
 
     def _map(self, operand: FileTensor) -> NDArray[Any]:

@@ -24,6 +24,8 @@ from veltair.compiler.tuning.kernel_cache import KeptTimes, KeptVersion, KernelC
 from veltair.compiler.tuning.setting import Setting
 from veltair.errors import VeltairError
 
+CHECKED_TWICE = 3  # samples up to which a version is checked on one core and on all
+
 Latency: TypeAlias = tuple[tuple[tuple[int, ...], ...], ...]  # ns; (batches, levels, cores)
 
 
@@ -189,7 +191,9 @@ class VersionBuilder:
         """The fault of a version's results; empty where they are right."""
         try:
             for check in self._checks:
-                for count in sorted({1, len(self._meter.cores)}):
+                # One core shares the work as it does at the other sizes; the largest one takes most of the time.
+                counts = {1, len(self._meter.cores)} if check.batch <= CHECKED_TWICE else {len(self._meter.cores)}
+                for count in sorted(counts):
                     if fault := check.find_fault(self._meter, library, symbol, weights, count):
                         return f"{symbol}: {fault}"
         except CandidateError as error:

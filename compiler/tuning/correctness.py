@@ -100,8 +100,18 @@ class LayerJudge:
 
         Where roundings of floats may decide either way, an output is as expected.
         """
-        for nth, (tensor, result, right) in enumerate(zip(self.spec.outputs, found, expected, strict=True)):
-            values, goal = unpack_activation(tensor, result), unpack_activation(tensor, right)
+        return self.values(found, self.unpacked(expected))
+
+    def unpacked(self, physical: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """The ONNX tensors of outputs in physical layout."""
+        return [unpack_activation(tensor, array) for tensor, array in zip(self.spec.outputs, physical, strict=True)]
+
+    def values(
+        self, found: Sequence[NDArray[Any]], goals: Sequence[NDArray[Any]]
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any], float]]:
+        """`outputs`, of what was expected as ONNX tensors."""
+        for nth, (tensor, result, goal) in enumerate(zip(self.spec.outputs, found, goals, strict=True)):
+            values = unpack_activation(tensor, result)
             if self._choices:
                 margin = self._tolerance * max((_magnitude(part) for part in _parts(goal.reshape(-1))), default=0.0)
                 values = within_choices(values, goal, [choice[nth] for choice in self._choices], margin)
@@ -127,7 +137,8 @@ class ReferenceCheck:
         drawn = [_draw(t, batch, bounds, rng, quantised=steps) for t in spec.inputs] if together is None else together
         self._inputs = drawn
         self._judge = LayerJudge(spec, precision, self._inputs)
-        self._expected = reference_outputs(spec, self._inputs, batch)
+        expected = reference_outputs(spec, self._inputs, batch)
+        self._goals = None if expected is None else self._judge.unpacked(expected)
 
     def find_fault(self, meter: Meter, library: Path, symbol: str, weights: Sequence[Operand], cores: int) -> str:
         """Describe what is wrong with a version on a number of cores; empty where it is right.
@@ -136,15 +147,20 @@ class ReferenceCheck:
         """
         operands = [*meter.hand_over(self._inputs), *weights, *result_operands(self.spec, self.batch)]
         results = meter.call(library, symbol, operands, cores)
-        outputs = self._judge.outputs(results, self._expected or results)
-        for tensor, physical, (found, expected, limit) in zip(self.spec.outputs, results, outputs, strict=True):
-            _, error = largest_errors(found, expected)
-            where = f"{tensor.name} at batch {self.batch} on {cores} cores"
-            if not error <= limit:
-                return f"{where}: off by {error:.2g} of its largest value, more than {limit:g}"
+        for tensor, physical in zip(self.spec.outputs, results, strict=True):
             if _halo_written(tensor, physical):
-                return f"{where}: the halo was written to"
+                return f"{self._where(tensor, cores)}: the halo was written to"
+        if self._goals is None:
+            return ""
+        outputs = self._judge.values(results, self._goals)
+        for tensor, (found, expected, limit) in zip(self.spec.outputs, outputs, strict=True):
+            _, error = largest_errors(found, expected)
+            if not error <= limit:
+                return f"{self._where(tensor, cores)}: off by {error:.2g} of its largest value, more than {limit:g}"
         return ""
+
+    def _where(self, tensor: Activation, cores: int) -> str:
+        return f"{tensor.name} at batch {self.batch} on {cores} cores"
 
 
 def _halo_written(tensor: Activation, physical: NDArray[Any]) -> bool:
@@ -163,7 +179,7 @@ def _draw(
     shape = shape_at(tensor.shape, batch)
     kind = np.dtype(tensor.dtype).kind
     if kind == "f" or tensor.dtype == "uint16":
-        return pack_activation(tensor, rng.standard_normal(shape).astype(np.float32))
+        return pack_activation(tensor, rng.standard_normal(shape, np.float32))
     if kind == "b":
         return pack_activation(tensor, rng.integers(0, 2, shape).astype(bool))
     every = (np.iinfo(tensor.dtype).min, np.iinfo(tensor.dtype).max) if quantised else (0, 0)

@@ -12,6 +12,9 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from veltair.compiler.dimension_plan import plan_dimension
+from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
+
 node = helper.make_node
 VOCABULARY, HIDDEN, LONGEST = 13, 4, 9
 PLACES = {"second": 1, "end": -1, "begin": -99, "none": 0, "large": 99}  # along an axis, in vectors of one number
@@ -214,6 +217,25 @@ class Reference:
         for output, wanted in zip(names, self._session.run(names, feeds), strict=True):
             assert found[output].shape == wanted.shape
             np.testing.assert_allclose(found[output], wanted, rtol=1e-4, atol=1e-5)
+
+
+def saved(proto: onnx.ModelProto, folder: Path) -> Path:
+    path = folder / "open.onnx"
+    onnx.save(proto, str(path))
+    return path
+
+
+def check_padding(path: Path) -> DynamicDimension:
+    """Whether causal text pads, and padded gives at each extent what it gives as it is. Returns how it is padded."""
+    found = plan_dimension(path, "seq", 1, LONGEST).dimension
+    assert (found.exact, found.reason) == (False, "")
+    session, rng = ort.InferenceSession(str(path)), np.random.default_rng(3)
+    for extent in range(1, LONGEST + 1):
+        feeds = {"ids": rng.integers(0, VOCABULARY, (3, extent))}
+        (wanted,) = session.run(None, feeds)
+        (padded,) = session.run(None, found.bring_to_bucket(feeds, extent))
+        np.testing.assert_allclose(found.first("y", padded, extent), wanted, rtol=1e-4, atol=1e-6)
+    return found
 
 
 def save_all(folder: Path) -> None:

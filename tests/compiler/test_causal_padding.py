@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto
-from open_dimensions import HIDDEN, LAST, causal_text, constant, model, node
+from open_dimensions import HIDDEN, LAST, LONGEST, causal_text, check_padding, constant, model, node, saved
 
 from veltair.compiler.causal_zeros import CausalZeros
 from veltair.compiler.dimension_plan import plan_dimension
@@ -19,7 +19,6 @@ from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.onnx.position_rules import Positions
 
 FLOAT = TensorProto.FLOAT
-LOW, HIGH = 1, 9
 AHEAD = [node("Add", ["row", "one"], ["next"]), node("LessOrEqual", ["column", "next"], ["seen"])]
 PADDED: dict[str, onnx.ModelProto] = {
     "a condition": causal_text(),
@@ -172,24 +171,9 @@ SHOWS: dict[str, onnx.ModelProto] = {
 }
 
 
-def saved(proto: onnx.ModelProto, tmp_path: Path) -> Path:
-    path = tmp_path / "causal.onnx"
-    onnx.save(proto, str(path))
-    return path
-
-
 @pytest.mark.parametrize("name", PADDED)
 def test_a_causal_attention_pads(name: str, tmp_path: Path) -> None:
-    path = saved(PADDED[name], tmp_path)
-    found = plan_dimension(path, "seq", LOW, HIGH).dimension
-    assert (found.exact, found.reason, found.masks) == (False, "", ())
-    session = ort.InferenceSession(str(path))
-    rng = np.random.default_rng(3)
-    for extent in range(LOW, HIGH + 1):
-        feeds = {"ids": rng.integers(0, 13, (3, extent))}
-        (wanted,) = session.run(None, feeds)
-        (padded,) = session.run(None, found.bring_to_bucket(feeds, extent))
-        np.testing.assert_allclose(found.first("y", padded, extent), wanted, rtol=1e-4, atol=1e-6)
+    assert check_padding(saved(PADDED[name], tmp_path)).masks == ()
 
 
 @pytest.mark.parametrize("causal", [0, 1])
@@ -201,25 +185,25 @@ def test_an_attention_operator_pads_where_it_is_causal(causal: int, tmp_path: Pa
     proto = model(nodes, *ports, [words])
     proto.opset_import[0].version = 23
     proto.ir_version = 11
-    assert plan_dimension(saved(proto, tmp_path), "seq", LOW, HIGH).dimension.exact == (not causal)
+    assert plan_dimension(saved(proto, tmp_path), "seq", 1, LONGEST).dimension.exact == (not causal)
 
 
 @pytest.mark.parametrize("name", LASTS)
 def test_the_last_position_is_that_of_each_sample(name: str, tmp_path: Path) -> None:
     path = saved(LASTS[name], tmp_path)
-    plan = plan_dimension(path, "seq", LOW, HIGH)
+    plan = plan_dimension(path, "seq", 1, LONGEST)
     assert not plan.dimension.exact and plan.dimension.last
     loaded = load_model(path, fixed=plan.fixed[0])
     assert loaded.mergeable and loaded.inputs[-1].shape == (-1,)
-    assert not any(spec.shape[1:2] == (HIGH,) for spec in loaded.outputs if "y" not in plan.dimension.axes)
+    assert not any(spec.shape[1:2] == (LONGEST,) for spec in loaded.outputs if "y" not in plan.dimension.axes)
 
 
 @pytest.mark.parametrize("name", SHOWS)
 def test_what_sees_padding_is_left_as_it_is(name: str, tmp_path: Path) -> None:
     path = saved(SHOWS[name], tmp_path)
     ort.InferenceSession(str(path))  # a model that is none would be refused as well
-    found = plan_dimension(path, "seq", LOW, HIGH).dimension
-    assert found.exact and found.reason and found.extents == (HIGH,)
+    found = plan_dimension(path, "seq", 1, LONGEST).dimension
+    assert found.exact and found.reason and found.extents == (LONGEST,)
 
 
 @pytest.mark.parametrize("guarded", [True, False])
@@ -237,15 +221,15 @@ def test_a_mask_beside_the_triangle(guarded: bool, tmp_path: Path) -> None:
     guard = [node("IsNaN", ["weights"], ["no"]), node("Where", ["no", "nothing", "weights"], ["sure"])]
     proto = causal_text(masked, behind=[*guard, node("MatMul", ["sure", "h"], ["y"])])
     proto.graph.input.append(onnx.helper.make_tensor_value_info("mask", TensorProto.INT64, ["batch", "seq"]))
-    found = plan_dimension(saved(proto, tmp_path), "seq", LOW, HIGH).dimension
+    found = plan_dimension(saved(proto, tmp_path), "seq", 1, LONGEST).dimension
     assert (found.exact, found.masks) == (not guarded, ("mask",) if guarded else ())
 
 
 def test_a_beginning_that_every_query_has_may_see_all_of_itself(tmp_path: Path) -> None:
     path = saved(SHOWS["a beginning that sees all of itself"], tmp_path)
-    assert [plan_dimension(path, "seq", low, HIGH).dimension.exact for low in (2, 3)] == [True, False]
+    assert [plan_dimension(path, "seq", low, LONGEST).dimension.exact for low in (2, 3)] == [True, False]
     path = saved(SHOWS["one position ahead"], tmp_path)
-    assert plan_dimension(path, "seq", 3, HIGH).dimension.exact
+    assert plan_dimension(path, "seq", 3, LONGEST).dimension.exact
 
 
 @pytest.mark.parametrize(
@@ -273,6 +257,6 @@ def test_zeros_that_constants_make(nodes: list[Any], holds: bool, tmp_path: Path
     ports = [("x", FLOAT, ["batch", "seq", "seq"])], [("y", FLOAT, ["batch", "seq", "seq"])]
     path = saved(model([*triangle, *nodes], *ports, constants), tmp_path)
     large, small = (load_model(path, fixed=FixedExtent("seq", extent, batch=2)) for extent in (9, 6))
-    positions = Positions(large, small, 9, 6, LOW, 2)
+    positions = Positions(large, small, 9, 6, 1, 2)
     positions.check()
     assert CausalZeros(positions).hold("y", 2) == holds

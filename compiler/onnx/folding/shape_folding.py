@@ -93,7 +93,7 @@ def fold_shapes(
     named = outputs.union(*([value.name] for value in proto.graph.input), *(node.output for node in nodes))
     values = {name: tensor_spec(name, facts[name], path) for name in facts if name in named}
     values |= {name: TensorSpec(name, str(array.dtype), array.shape) for name, array in folding.constants.items()}
-    nodes = needed_nodes(simplify_transpositions(nodes, values, outputs), outputs)
+    nodes = needed_nodes(simplify_transpositions(nodes, values, outputs, folding.constants), outputs)
     folded = FoldedGraph(nodes, folding.constants, values, tuple(output.name for output in proto.graph.output), sized)
     apart = keep_apart(nodes, outputs, folded.values, folded.constants, path)
     # Whether rows of what is joined mix, nobody knows; a dynamic scale is worked out from all of a batch.

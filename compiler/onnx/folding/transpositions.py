@@ -1,45 +1,81 @@
 """Transpositions as exporters spell them, in fewer nodes, so that patterns know one spelling.
 
 PyTorch's exporters write the transposition of each matrix of a stack as Reshape, Transpose, Reshape, with the stack's
-axes merged meanwhile, one transposition behind another, and reshapes that change nothing.
+axes merged meanwhile, one transposition behind another, and reshapes that change nothing. What else changes nothing is
+left out likewise: GhostNet takes the first 16 of 16 channels, by 32 slices that were layers, with copies from and to
+blocks of channels around each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import helper
 
 from veltair.compiler.onnx.constants import captured_names
 from veltair.compiler.onnx.node_attributes import attribute, product_of
 from veltair.types import TensorSpec
 
+_FAR = np.iinfo(np.int32).max  # an end of a slice behind every axis
+
 
 def simplify_transpositions(
-    nodes: Sequence[onnx.NodeProto], values: Mapping[str, TensorSpec], outputs: Set[str]
+    nodes: Sequence[onnx.NodeProto],
+    values: Mapping[str, TensorSpec],
+    outputs: Set[str],
+    constants: Mapping[str, NDArray[Any]],
 ) -> list[onnx.NodeProto]:
     """The nodes, with every transposition in one node where that can be told, and some that nobody reads any more.
 
     nodes: in topological order; what they read changes in place.
-    values: of every tensor.
+    values: of every tensor; constants: of those that are known.
     outputs: of the model.
     """
     kept = set(outputs).union(*map(captured_names, nodes))
     makers: dict[str, onnx.NodeProto] = {}
-    same: dict[str, str] = {}  # what a reshape gives that changes nothing, and what it reads
+    same: dict[str, str] = {}  # what a node gives that changes nothing, and what it reads
     found = []
     for node in nodes:
         for place, name in enumerate(node.input):
             node.input[place] = same.get(name, name)
         simple = _merged(node, makers, values)
         makers |= dict.fromkeys(simple.output, simple)
-        if simple.op_type == "Reshape" and simple.output[0] not in kept:
-            before, after = (values[name].shape for name in (simple.input[0], simple.output[0]))
-            if before == after:
-                same[simple.output[0]] = simple.input[0]
+        if simple.output[0] not in kept and _changes_nothing(simple, values, constants):
+            same[simple.output[0]] = simple.input[0]
         found.append(simple)
     return found
+
+
+def _changes_nothing(
+    node: onnx.NodeProto, values: Mapping[str, TensorSpec], constants: Mapping[str, NDArray[Any]]
+) -> bool:
+    """Whether a node gives what it reads: it can change nothing but the shape, and the shape is the same.
+
+    An end of a slice that happens to lie behind the batch at the sizes that were tried may lie within it at others, so
+    there the end has to be beyond every batch.
+    """
+    if node.op_type not in ("Reshape", "Expand", "Tile", "Slice") or node.domain not in ("", "ai.onnx"):
+        return False
+    shape = values[node.input[0]].shape
+    if shape != values[node.output[0]].shape:
+        return False
+    if node.op_type != "Slice":
+        return True
+    starts, ends, axes, steps = (constants.get(name) for name in (*node.input[1:], "", "")[:4])
+    if starts is None or ends is None or (steps is None) != (len(node.input) < 5 or not node.input[4]):
+        return False
+    if axes is None and len(node.input) > 3 and node.input[3]:
+        return False
+    sliced = range(len(starts)) if axes is None else [axis % len(shape) for axis in axes.tolist()]
+    whole = all(
+        shape[axis] >= 0 or (start == 0 and end >= _FAR)
+        for axis, start, end in zip(sliced, starts.tolist(), ends.tolist(), strict=True)
+    )
+    return whole and (steps is None or bool((steps == 1).all()))
 
 
 def _merged(

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper
 
 from veltair.compiler.graph.model_view import ModelView
@@ -21,7 +19,7 @@ from veltair.compiler.onnx.folding.opaque_nodes import is_opaque
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.onnx.quantised.nodes import QuantisedConstant
-from veltair.types import TensorSpec
+from veltair.compiler.patterns.model_rewriting import ModelRewriting
 
 ROW = 2  # where the axis is
 AXIS, OUTER_AXIS = "signals/row", "signals/outer_row"  # constants that name it, the second before transposed signals
@@ -46,13 +44,9 @@ WINDOWS: Mapping[str, Callable[[list[int]], list[int]]] = {
 
 
 @dataclass(slots=True)
-class _Rewriting:
+class _Rewriting(ModelRewriting):
     """The new model so far. `wide`: the names of tensors with the axis, by those without it."""
 
-    view: ModelView
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    values: dict[str, TensorSpec] = field(default_factory=dict)
-    constants: dict[str, NDArray[Any]] = field(default_factory=dict)
     quantised: dict[str, QuantisedConstant] = field(default_factory=dict)
     wide: dict[str, str] = field(default_factory=dict)
     plain: set[str] = field(default_factory=set)  # tensors that have lost the axis again
@@ -104,14 +98,9 @@ def signals_as_images(view: ModelView) -> OnnxModel:
             found.nodes.append(node)
     for name in sorted(view.output_names):
         found.without_axis(name)
-    axes = {AXIS: np.array([ROW], np.int64), OUTER_AXIS: np.array([1], np.int64)}
-    return replace(
-        view.model,
-        nodes=tuple(found.nodes),
-        values={**view.values, **found.values, **{name: TensorSpec(name, "int64", (1,)) for name in axes}},
-        initializers={**view.constants, **found.constants, **axes},
-        quantised={**view.model.quantised, **found.quantised},
-    )
+    for name, axis in ((AXIS, ROW), (OUTER_AXIS, 1)):
+        found.constant(name, np.array([axis], np.int64))
+    return replace(found.model(), quantised={**view.model.quantised, **found.quantised})
 
 
 def _is_convolution(node: onnx.NodeProto, view: ModelView) -> bool:
@@ -213,10 +202,7 @@ def _transposed(node: onnx.NodeProto, found: _Rewriting) -> tuple[onnx.NodeProto
 
 def _with_inner_axis(name: str, found: _Rewriting) -> str:
     """A constant of (channels, steps) with the axis between them."""
-    inner = f"{name}/inner_row"
-    found.constants[inner] = np.expand_dims(found.view.constants[name], 1)
-    found.values[inner] = replace(found.view.values[name], name=inner, shape=found.constants[inner].shape)
-    return inner
+    return found.constant(f"{name}/inner_row", np.expand_dims(found.view.constants[name], 1))
 
 
 def _change(op: str, name: str, result: str) -> onnx.NodeProto:

@@ -141,6 +141,10 @@ BAD_GRAPHS = [
     ),
     (model([node("Add", "x w", "y")], [port("x", (3, 5))], [port("y", None)]), "the Add"),
     (model([node("Cast", "x", "y", to=F)], [port("x", kind=BF16)]), "bfloat16; expected float32"),
+    (
+        model([node("Cast", "x", "y", to=BF16)], outputs=[port("y", kind=BF16)]),
+        "output .y. is bfloat16; expected another",
+    ),
     (model([node("Cast", "x", "s", to=TensorProto.STRING), node("Cast", "s", "y", to=F)]), "the Cast.*string"),
     (model([node("RandomNormalLike", "x", "y")]), "the RandomNormalLike.*at random"),
     (model([TRAINED_NORM], [port("x", IMAGE)], [port("y", IMAGE)], [ONE]), "training mode"),
