@@ -30,13 +30,13 @@ from veltair.machine.standstill import Standstill
 from veltair.profiles.artifact.sealed_artifact import SealedArtifact, SealedFiles, open_sealed, seal_artifact
 from veltair.profiles.runtime.locked_memory import locked_in_memory
 from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
+from veltair.server.ipc.logs.line_writer import log_promptly
 from veltair.server.ipc.messages import Message
 from veltair.server.ipc.process_setup import (
     die_with_parent,
     ignore_termination_signals,
     kill_and_reap,
     let_others_first,
-    log_to_stderr,
 )
 
 _log = logging.getLogger("veltair.server")
@@ -260,7 +260,7 @@ def main(arguments: Sequence[str]) -> int:
     parent, sock = map(int, arguments)
     die_with_parent(parent)
     ignore_termination_signals()
-    log_to_stderr()
+    log_promptly()
     channel: Channel[ToLoader] = Channel(socket.socket(fileno=sock), ToLoader)
     held = HeldArtifacts()
     try:
