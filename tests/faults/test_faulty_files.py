@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import tritonclient.grpc as triton_grpc
 from certificates import authority, certificate
-from running_daemon import Daemon, configuration, reload, running, serve, until
+from running_daemon import Daemon, configuration, reload, running, until
 from running_engine import WAIT_S
 from traffic import nothing_left, traffic
 
@@ -259,21 +259,3 @@ def test_names_of_folders_that_are_no_names_of_models(
 def make_odd_folders(repository: Path, artifact: Path) -> None:
     for name in (b"caf\xe9", "ü".encode(), b"a b", b"new\nline", b"\x1b[31m", b"m" * 65, b"%2e%2e"):
         shutil.copytree(os.fsencode(artifact), os.fsencode(repository) + b"/" + name)
-
-
-@pytest.mark.parametrize("what", ["repository", "more models than there may be"])
-def test_a_start_that_cannot_be_ends_in_one_line(rounds: Rounds, artifacts: Path, tmp_path: Path, what: str) -> None:
-    """A configuration that cannot be served: exit code 2, one line that says why, and no traceback."""
-    folder, text = tmp_path, configuration(artifacts, "mlp", "spin", max_models=1)
-    says = "1 models are served, and no more than that (server.max_models)"
-    if what == "repository":
-        folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
-        folder.mkdir()
-        text = configuration(artifacts, "mlp", event_log="log")
-        says = "server.event_log: expected a path in UTF-8"
-    for _ in rounds(quick=1, full=10):
-        process = serve(folder, text)
-        log = process.communicate(timeout=WAIT_S)[1]
-        assert process.returncode == 2, log
-        assert says in log
-        assert "Traceback" not in log
