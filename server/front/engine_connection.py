@@ -7,7 +7,6 @@ instant, so their memory is never used again.
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -36,7 +35,6 @@ from veltair.server.wire.settings import error_of
 
 EXIT_S = 5.0  # an engine has this long to exit after Shutdown before it is killed
 _LAST_QUERIES_S = 0.002  # between two looks at the queries that the I/O threads still hold
-_COLLECT_S = 1.0  # after the end of the process: by then whoever waited for it has got an error
 
 
 class EngineConnection:
@@ -75,6 +73,7 @@ class EngineConnection:
             self.pid = self._process.pid
             self._channel: Channel[m.ToFront] = Channel(self._process.socket, m.ToFront)
             models = self.models = EngineModels(threads, configure.capacity, configure.slots)
+            undo.callback(models.close_descriptor)
             undo.callback(models.leave, "the engine process was not started")
             for tenant in tenants:
                 models.open(models.add(tenant).number)
@@ -281,8 +280,7 @@ class EngineConnection:
         self._channel.close()
         code = self._process.end()
         why = f"the engine process ended (code {code}) and took the query along"
-        if self._link is not None:
-            self._link.leave(why)
+        self.models.leave(why)
         self.fail_all(lambda: EngineDiedError(why))
         self.held.clear()
         self._settle_all_ended()
@@ -293,6 +291,3 @@ class EngineConnection:
         if not self.ready.done():
             self.ready.set_exception(QueryError(f"the engine process ended (code {code}) before it was ready"))
         self.exited.set_result(code)
-        # Errors hold the frames that they went through, and these hold them, this object and its tensor pool. Where
-        # little is asked, the collector would not come by for hours.
-        self._loop.call_later(_COLLECT_S, gc.collect)
