@@ -184,7 +184,9 @@ class ArtifactLoader:
             raise
 
     def _use(self, path: Path, digest: str, channel: Channel[FromLoader]) -> SealedArtifact:
-        if digest not in self._open:
+        if digest in self._open:
+            channel.drop_descriptors()  # of the same files, which would stay in memory when all others let go
+        else:
             try:
                 self._open[digest] = open_sealed(path, digest, channel.take_descriptors())
             except ArtifactError:
@@ -289,9 +291,7 @@ def _load(channel: Channel[ToLoader], held: HeldArtifacts, path: Path) -> None:
         channel.send(ArtifactRefused(f"{path}: {error.strerror}"))
     else:
         if artifact.manifest.answer is None:
-            _log.warning(
-                "%s holds no answer, so nobody knows whether it computes what it should: compile it again", path
-            )
+            _log.warning("%s holds no answer: whether it computes what it should, nobody knows; compile it again", path)
         channel.send(ArtifactLoaded(artifact.digest), artifact.files)
 
 
