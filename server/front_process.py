@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from veltair.address import split_address
 from veltair.config import ServeConfig
+from veltair.errors import VeltairError
 from veltair.grpc.server import BACKLOG
 from veltair.server.access.callers import Access
 from veltair.server.access.certificates import Certificates
@@ -128,7 +129,10 @@ class _FrontProcess:
         await let_in(self._access, self._certificates, self.threads, self._config, FolderReads())
         if self._certificates is not None:
             self._run_beside(self._certificates.follow())
-        return await EngineClient.start(self._config, self.threads, self._events.add)
+        try:
+            return await EngineClient.start(self._config, self.threads, self._events.add)
+        except (OSError, MemoryError) as error:
+            raise VeltairError(f"the engine does not start: {str(error) or 'no memory'}") from None
 
     def make_service(self, client: EngineClient) -> InferenceService:
         """What answers requests, with its metrics and the logs that were asked for."""

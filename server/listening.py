@@ -24,6 +24,7 @@ from veltair.server.front.inference_service import TENANT_HEADER
 from veltair.server.wire.io_threads import IoThreads
 
 OTHER_DESCRIPTORS = 256  # of libraries, the engine, the threads, the dashboard
+FEWEST_CONNECTIONS = 16  # with which a daemon can be asked, looked after and measured
 FLUSH_S = 2.0  # for responses still being sent when everything else has ended
 DATE_S = 1.0  # between two values of the header Date
 
@@ -33,11 +34,15 @@ _log = logging.getLogger("veltair.server")
 def with_descriptors(server: ServerConfig) -> ServerConfig:
     """Raise the number of open files as far as the system lets us, and bound the connections by it.
 
-    A connection over HTTP may need one more inside; the rest of the process has a few.
+    A connection over HTTP may need one more inside; the rest of the process has a few. Raises ConfigError where the
+    system gives too few.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    connections = max(1, (most - OTHER_DESCRIPTORS) // 2)
+    connections = (most - OTHER_DESCRIPTORS) // 2
+    if connections < FEWEST_CONNECTIONS:
+        fewest = OTHER_DESCRIPTORS + 2 * FEWEST_CONNECTIONS
+        raise ConfigError(f"expected a limit of at least {fewest} open files, and it is {most} (ulimit -Hn)")
     if server.limits.connections <= connections:
         return server
     _log.warning("%d connections at most: the system gives this process %d descriptors", connections, most)

@@ -21,7 +21,11 @@ def run(parent: int, sock: socket.socket, forks: ForkServer) -> int:
     """Be the engine of that front, which passes on `sock` the descriptors of the tensor pool, of lanes and artifacts.
     `forks` makes the workers. Returns the exit code."""
     log_to_stderr()
-    front: Channel[m.ToEngine] = Channel(sock, m.ToEngine)
+    with log_beside():
+        return _run(parent, Channel(sock, m.ToEngine), forks)
+
+
+def _run(parent: int, front: Channel[m.ToEngine], forks: ForkServer) -> int:
     try:
         passed = front.receive_passed()
         die_with_parent(parent)  # by now the front knows this process as its child
@@ -40,6 +44,5 @@ def run(parent: int, sock: socket.socket, forks: ForkServer) -> int:
     front.socket.setblocking(False)
     gc.collect()
     gc.freeze()
-    with log_beside():
-        engine.run()
+    engine.run()
     return 0

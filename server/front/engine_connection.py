@@ -73,6 +73,7 @@ class EngineConnection:
             self.pid = self._process.pid
             self._channel: Channel[m.ToFront] = Channel(self._process.socket, m.ToFront)
             models = self.models = EngineModels(threads, configure.capacity, configure.slots)
+            undo.callback(models.close_descriptor)
             undo.callback(models.leave, "the engine process was not started")
             for tenant in tenants:
                 models.open(models.add(tenant).number)
@@ -279,8 +280,7 @@ class EngineConnection:
         self._channel.close()
         code = self._process.end()
         why = f"the engine process ended (code {code}) and took the query along"
-        if self._link is not None:
-            self._link.leave(why)
+        self.models.leave(why)
         self.fail_all(lambda: EngineDiedError(why))
         self.held.clear()
         self._settle_all_ended()

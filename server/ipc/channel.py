@@ -118,7 +118,7 @@ class Channel(Generic[T]):
 
     def _receive(self) -> memoryview:
         """The next packet. Raises BlockingIOError when there is none now, ChannelClosedError when there comes none."""
-        _close_all(self.take_descriptors())
+        self.drop_descriptors()
         try:
             size, ancillary, _, _ = self.socket.recvmsg_into([self._buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
@@ -135,6 +135,10 @@ class Channel(Generic[T]):
         taken, self._received = self._received, []
         return taken
 
+    def drop_descriptors(self) -> None:
+        """Close those that came with the last message."""
+        _close_all(self.take_descriptors())
+
     def is_closed(self) -> bool:
         """Whether the other end is gone, and all that it sent has been received. Does not block."""
         try:
@@ -146,7 +150,7 @@ class Channel(Generic[T]):
 
     def close(self) -> None:
         self._drop_backlog()
-        _close_all(self.take_descriptors())
+        self.drop_descriptors()
         self.socket.close()
 
     def _drop_backlog(self) -> None:

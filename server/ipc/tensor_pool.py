@@ -143,7 +143,7 @@ class TensorPool:
         self._mapped: dict[int, mmap.mmap] = {}  # each region by itself: a stray access meets no other one
         self._bytes: dict[int, NDArray[np.uint8]] = {}
         self._fd = os.dup(fd)
-        weakref.finalize(self, os.close, self._fd)
+        self._close_descriptor = weakref.finalize(self, os.close, self._fd)
 
     def add(self, tenant: int, manifest: Manifest, offset: int) -> TensorRegion:
         """Map the tenant's region, which begins there. Each bucket of the model has its own tensors in the slots."""
@@ -160,6 +160,11 @@ class TensorPool:
         """Nobody here uses the tenant's region any more."""
         self.regions = {number: each for number, each in self.regions.items() if tenant_of(number) != tenant}
         del self._mapped[tenant], self._bytes[tenant]
+
+    def close(self) -> None:
+        """Nobody asks for views any more; the memory goes with the last of them."""
+        self.regions, self._mapped, self._bytes = {}, {}, {}
+        self._close_descriptor()
 
     def free_memory(self, tenant: int) -> None:
         """Give the memory of the tenant's region back to the system; it is all zero then."""

@@ -30,13 +30,13 @@ from veltair.machine.standstill import Standstill
 from veltair.profiles.artifact.sealed_artifact import SealedArtifact, SealedFiles, open_sealed, seal_artifact
 from veltair.profiles.runtime.locked_memory import locked_in_memory
 from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
+from veltair.server.ipc.logs.line_writer import log_promptly
 from veltair.server.ipc.messages import Message
 from veltair.server.ipc.process_setup import (
     die_with_parent,
     ignore_termination_signals,
     kill_and_reap,
     let_others_first,
-    log_to_stderr,
 )
 
 _log = logging.getLogger("veltair.server")
@@ -184,7 +184,9 @@ class ArtifactLoader:
             raise
 
     def _use(self, path: Path, digest: str, channel: Channel[FromLoader]) -> SealedArtifact:
-        if digest not in self._open:
+        if digest in self._open:
+            channel.drop_descriptors()  # of the same files, which would stay in memory when all others let go
+        else:
             try:
                 self._open[digest] = open_sealed(path, digest, channel.take_descriptors())
             except ArtifactError:
@@ -260,7 +262,7 @@ def main(arguments: Sequence[str]) -> int:
     parent, sock = map(int, arguments)
     die_with_parent(parent)
     ignore_termination_signals()
-    log_to_stderr()
+    log_promptly()
     channel: Channel[ToLoader] = Channel(socket.socket(fileno=sock), ToLoader)
     held = HeldArtifacts()
     try:
@@ -289,9 +291,7 @@ def _load(channel: Channel[ToLoader], held: HeldArtifacts, path: Path) -> None:
         channel.send(ArtifactRefused(f"{path}: {error.strerror}"))
     else:
         if artifact.manifest.answer is None:
-            _log.warning(
-                "%s holds no answer, so nobody knows whether it computes what it should: compile it again", path
-            )
+            _log.warning("%s holds no answer: whether it computes what it should, nobody knows; compile it again", path)
         channel.send(ArtifactLoaded(artifact.digest), artifact.files)
 
 

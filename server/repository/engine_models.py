@@ -172,10 +172,12 @@ class EngineModels:
         return number, SlotViews(address, self.pool.inputs(number, 0, batch), self.pool.outputs(number, 0, batch))
 
     def leave(self, why: str) -> None:
-        """There will be no engine: gives back what the link has, and the descriptor."""
+        """There is no engine any more: give back what was shared with it, though errors of queries may hold on to this
+        object until they are collected."""
         if self.link is not None:
             self.link.leave(why)
-        self.close_descriptor()
+        self._numbers.clear()
+        self.pool.close()
 
     def close_descriptor(self) -> None:
         """The engine has it by now; the mapping stays."""

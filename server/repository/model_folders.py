@@ -166,9 +166,10 @@ def read_again(
 ) -> tuple[ServeConfig, FoundModels]:
     """What the configuration and the repository say now. `served`: names of all models that are.
 
-    Raises RequestError where one of them cannot be read, or where more has changed than a reload can do. A repository
-    without any model, of which some are served, is what an empty mount point looks like: a model that is to go is
-    deleted beside others, or unloaded by name.
+    Raises RequestError where one of them cannot be read, or where more has changed than a reload can do. A file that
+    names no clients any more would let everybody in, and may be one whose end is missing. A repository without any
+    model, of which some are served, is what an empty mount point looks like: a model that is to go is deleted beside
+    others, or unloaded by name.
     """
     try:
         config = read()
@@ -177,6 +178,9 @@ def read_again(
         raise RequestError(f"the configuration is not read again: {error}") from None
     if changed := changed_keys(before.server, config.server, "server"):
         raise RequestError(f"{', '.join(changed)}: a change takes a restart; nothing is reloaded")
+    if before.clients and not config.clients:
+        text = "clients: the file names none any more, and everybody might ask: that takes a restart"
+        raise RequestError(f"{text}; nothing is reloaded")
     own = {tenant.name for tenant in config.tenants}
     lost = set(served) - {tenant.name for tenant in before.tenants} - own
     if lost and not found.broken and found.entries.keys() <= own:

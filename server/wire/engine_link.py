@@ -108,7 +108,8 @@ class EngineLink:
             self._native.wire_use(self._threads.handle, None, why.encode(), reason.number)
 
     def leave(self, why: str) -> None:
-        """Do the same as `fail_all` once the engine process is gone, and give its lanes and slots back."""
+        """Do the same as `fail_all` once the engine process is gone, and give its lanes and slots back, and all memory
+        of the link."""
         self.fail_all(why)
         handle, self._handle = self._handle, None
         self._native.wire_unlink(handle)
@@ -117,6 +118,7 @@ class EngineLink:
         os.close(self.descriptors.gates)
         os.close(self.descriptors.standing)
         os.close(self.descriptors.bell)
+        del self._memory, self._gates, self._standing, self._done
 
     @property
     def taken(self) -> int:

@@ -19,6 +19,7 @@ from veltair.errors import VeltairError
 from veltair.server.ipc.block_orders import BATCH, BlockEnd, tenant_of, unpack_key
 from veltair.server.ipc.channel import Channel, ChannelClosedError
 from veltair.server.ipc.done_queries import DoneQueries
+from veltair.server.ipc.logs.line_writer import log_promptly
 from veltair.server.ipc.messages import (
     CoresChanged,
     KernelFailed,
@@ -30,7 +31,7 @@ from veltair.server.ipc.messages import (
     UnloadModel,
 )
 from veltair.server.ipc.open_artifacts import as_passed
-from veltair.server.ipc.process_setup import die_with_parent, log_to_stderr, logs_json
+from veltair.server.ipc.process_setup import die_with_parent, logs_json
 from veltair.server.ipc.standing_orders import StandingOrders
 from veltair.server.ipc.worker_cell import ATTEND, WorkerCell
 from veltair.server.worker.lent_worker import LentWorker
@@ -243,7 +244,7 @@ def run(engine: int, sock: socket.socket) -> int:
     """Be a worker of that engine, which passes on `sock` the descriptors of cell, bell and tensor pool, and those of
     lanes and artifacts. Returns the exit code."""
     channel: Channel[ToWorker] = Channel(sock, ToWorker)
-    log_to_stderr()
+    log_promptly()
     if logs_json():
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # TVM's handler writes lines that are no JSON
     try:

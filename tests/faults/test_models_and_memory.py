@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -165,8 +166,24 @@ def test_a_front_that_can_start_no_engine_goes_on_trying(
             begin = time.monotonic()
             until("all workers", lambda b=before: whole(daemon, b))
             recovered(time.monotonic() - begin)
-            # The pool of the engine that died may be mapped until the next collection.
-            until("no descriptor more", lambda h=had: descriptors(front) <= h + 1)
+            until("no descriptor more", lambda h=had: descriptors(front) <= h)
+
+
+def test_engines_that_died_leave_no_memory(rounds: Rounds, artifacts: Path, tmp_path: Path) -> None:
+    """The engine is killed while many ask for queries, metrics and statistics: nothing of it stays in the front."""
+    with running(tmp_path, configuration(artifacts, "mlp")) as daemon:
+        front = psutil.Process(daemon.process.pid)
+        had = descriptors(front)
+        for _ in rounds(quick=3, full=40):
+            before = processes(daemon)
+            with traffic(daemon) as asking, ThreadPoolExecutor(4) as pool:
+                asking.served(20)
+                asked = [pool.submit(daemon.status, path) for path in (*("/metrics", "/v2/models/mlp/stats") * 20,)]
+                before["engine"][0].kill()
+                assert {each.result() for each in asked} <= {200, 503}
+                until("all workers", lambda b=before: whole(daemon, b))
+            assert not asking.outcomes.keys() & {"wrong", "lost"}, asking.outcomes
+            until("its memory to go", lambda: descriptors(front) <= had)
 
 
 def failed_starts(folder: Path) -> int:

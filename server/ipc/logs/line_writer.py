@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TypeAlias
+from contextlib import contextmanager, suppress
+from typing import Any, TypeAlias
 
 from veltair.server.ipc.logs.json_lines import event
+from veltair.server.ipc.process_setup import log_to_stderr
 
 MOST_PENDING = 1 << 18  # lines that wait; more are lost, and counted
 ATOMIC_BYTES = 4096  # PIPE_BUF: other processes write to the same pipe, and shorter writes are not mixed with theirs
@@ -102,7 +104,7 @@ class LineWriter:
 
 
 class _LineStream:
-    """What `logging.StreamHandler` writes to: whole lines, which it hands on."""
+    """What `logging.StreamHandler` writes to: whole lines, which it hands on to a thread."""
 
     def __init__(self, writer: LineWriter) -> None:
         self._writer = writer
@@ -115,12 +117,42 @@ class _LineStream:
         """Nothing waits here."""
 
 
+class _PromptStream:
+    """What `logging.StreamHandler` writes to: it takes what can be written at once, and drops the rest."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._room = descriptor, select.poll()
+        self._room.register(descriptor, select.POLLOUT)
+
+    def write(self, text: str) -> None:
+        data = text.encode("utf-8", "backslashreplace")
+        with suppress(OSError):  # as for the thread's: the reader may be gone, the disk full
+            for begin in range(0, len(data), ATOMIC_BYTES):
+                if not self._room.poll(0):
+                    break
+                os.write(self._descriptor, data[begin : begin + ATOMIC_BYTES])  # a pipe with any room takes so much
+
+    def flush(self) -> None:
+        """Nothing waits here."""
+
+
+def _handlers_to_stderr() -> list[logging.StreamHandler[Any]]:
+    handlers = [each for each in logging.getLogger().handlers if isinstance(each, logging.StreamHandler)]
+    return [each for each in handlers if each.stream is sys.stderr]
+
+
+def log_promptly() -> None:
+    """Log to stderr, and drop what would have to wait there: for a process that forks, or may have no thread more."""
+    log_to_stderr()
+    for handler in _handlers_to_stderr():
+        handler.setStream(_PromptStream(sys.stderr.fileno()))
+
+
 @contextmanager
 def log_beside() -> Iterator[LineWriter]:
     """Have a thread write what this process logs to stderr from here on: a pipe that nobody reads, such as that of a
     log collector which has stopped, would otherwise stop whoever logs. Not for a process that forks."""
-    handlers = [each for each in logging.getLogger().handlers if isinstance(each, logging.StreamHandler)]
-    shown = [each for each in handlers if each.stream is sys.stderr]
+    shown = _handlers_to_stderr()
 
     def tell_lost(lines: int) -> bytes:
         record = logging.LogRecord("veltair.log", logging.WARNING, "", 0, "%d lines were lost", (lines,), None)

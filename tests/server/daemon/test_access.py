@@ -212,6 +212,18 @@ def test_a_token_is_withdrawn_by_a_reload_also_where_there_is_a_plan(artifacts: 
             infer(daemon, "s2")
 
 
+def test_a_reload_that_would_let_everybody_in_is_refused(artifacts: Path, tmp_path: Path) -> None:
+    """A file that is cut short has its tenants, maybe, and no clients any more."""
+    plain = configuration(artifacts, "mlp", model_control=True)
+    with running(tmp_path, plain + clients(shop="s1", probe="p1")) as daemon:
+        (tmp_path / "serve.toml").write_text(plain)
+        daemon.process.send_signal(signal.SIGHUP)
+        until("the log to say so", lambda: "clients: the file names none any more" in (tmp_path / "log").read_text())
+        assert (status(daemon, "/v2/models/mlp"), status(daemon, "/v2/models/mlp", "s1")) == (401, 200)
+        with pytest.raises(InferenceServerException, match="token"):
+            infer_grpc(daemon, "nobody")
+
+
 def test_administration_and_metrics_on_an_address_of_their_own(artifacts: Path, tmp_path: Path) -> None:
     with running(tmp_path, configuration(artifacts, "mlp", model_control=True, admin="127.0.0.1:0")) as daemon:
         paths = ("/metrics", "/admin", "/admin/app.js")

@@ -21,6 +21,12 @@ def locked_kb(pid: int) -> int:
     return int(line.split()[1])
 
 
+def open_copies(what: str) -> int:
+    """Descriptors of sealed copies of such files in this process."""
+    found = [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    return sum(link.startswith(f"/memfd:veltair-{what}") for link in found)
+
+
 def test_an_artifact_is_checked_and_held_as_often_as_it_was_loaded(artifacts: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
         loader = ArtifactLoader(hung_s=60.0)
@@ -28,6 +34,7 @@ def test_an_artifact_is_checked_and_held_as_often_as_it_was_loaded(artifacts: Pa
             first, second = await loader.load(artifacts / "mlp"), await loader.load(artifacts / "mlp")
             assert first.digest == second.digest
             assert first.manifest.model == "mlp"
+            assert open_copies("manifest") == 1  # of the second load nothing stays
             for how, says in (
                 ("no library", "No such file"),
                 ("flipped byte", "altered"),
