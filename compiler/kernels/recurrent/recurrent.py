@@ -55,7 +55,7 @@ class Recurrent:
         points: list[Point] = []
         for most, tiles in self._row_blocks(spec, features):
             units = _even_blocks(extents.hidden, most)
-            made = [{"tiles": tiles, "units": units, "hoisted": hoisted} for hoisted in (0, 1)]
+            made: list[Point] = [{"tiles": tiles, "units": units, "hoisted": hoisted} for hoisted in (0, 1)]
             points += [point for point in made if point not in points]
         return points
 

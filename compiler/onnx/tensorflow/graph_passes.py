@@ -19,10 +19,30 @@ def replace_slow_passes() -> None:
     optimizer.optimize_graph = optimize_graph
     GraphOptimizerBase.optimize = optimize
     Graph.extract_sub_graph_nodes, Graph.topological_sort = extract_sub_graph_nodes, topological_sort
+    Graph.reset_nodes = reset_nodes
     TransposeOptimizer._optimize_at_current_graph_level = optimize_transpositions
 
 
-optimize_all = optimizer.optimize_graph
+optimize_all, reset_all_nodes = optimizer.optimize_graph, Graph.reset_nodes
+
+
+class Nodes(list[Any]):
+    """The nodes of a graph. Passes remove them in order, so each is looked for where the last one was."""
+
+    place = 0
+
+    def remove(self, node: Any) -> None:
+        try:
+            self.place = self.index(node, self.place)
+        except ValueError:
+            self.place = self.index(node)
+        del self[self.place]
+
+
+def reset_nodes(self: Any, ops: list[Any]) -> None:
+    """Gives a graph these nodes."""
+    reset_all_nodes(self, ops)
+    self._nodes = Nodes(ops)
 
 
 def optimize_graph(graph: Any, catch_errors: bool = True, optimizers: Any = None) -> Any:
