@@ -15,11 +15,13 @@ import onnx
 import psutil
 from onnx import TensorProto
 
+from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB
 from veltair.compiler.onnx.constants import all_nodes, all_tensors, size_bytes
 from veltair.errors import ModelError
 from veltair.machine.memory import memory_bytes
 
 MOST_NODES = 1 << 16  # once functions stand where they are called
+MOST_WITH_COLUMNS = 1 << 18  # before feature columns are taken out: TensorFlow's have some hundred each
 MOST_DEPTH = 64  # of functions that call functions
 LEAST_BYTES = 1 << 30  # that computed constants may take, whatever the file holds
 TIMES = 8  # and as many times the bytes of the file's own constants
@@ -28,8 +30,13 @@ OTHER_BYTES = 1 << 30  # for what simplifies a model, its threads and its code
 KnownShapes = dict[str, tuple[str, tuple[int, ...]]]  # type (numpy's name) and shape
 
 
-def check_nodes(proto: onnx.ModelProto, path: Path) -> None:
-    """Refuse too many nodes, and functions that become too many or call each other in a circle. Raises ModelError."""
+def check_nodes(proto: onnx.ModelProto, path: Path, *, columns_taken: bool = False) -> None:
+    """Refuse too many nodes, and functions that become too many or call each other in a circle. Raises ModelError.
+
+    `columns_taken`: whether those of feature columns are no longer among them.
+    """
+    may_have_columns = not columns_taken and any(entry.domain == CONTRIB for entry in proto.opset_import)
+    most = MOST_WITH_COLUMNS if may_have_columns else MOST_NODES
     functions = {(function.domain, function.name): function for function in proto.functions}
     counts: dict[tuple[str, str], int] = {}
 
@@ -44,8 +51,8 @@ def check_nodes(proto: onnx.ModelProto, path: Path) -> None:
             total += counts.get(key, 1)
         return total
 
-    if (total := count(all_nodes(proto.graph.node), 0)) > MOST_NODES:
-        raise ModelError(f"{path}: {total} nodes, those of its functions included; expected at most {MOST_NODES}")
+    if (total := count(all_nodes(proto.graph.node), 0)) > most:
+        raise ModelError(f"{path}: {total} nodes, those of its functions included; expected at most {most}")
 
 
 def held_bytes(proto: onnx.ModelProto) -> int:

@@ -125,12 +125,11 @@ def load_model(
     spell_encoders(proto)
     bags = give_bags_rows(proto, bag_room or {}, path)
     if fixed and bags.ragged:
-        raise ModelError(
-            f"{path}: has bags that differ in length; expected no dimension beside the batch, {fixed.name}"
-        )
+        raise ModelError(f"{path}: has bags that differ in length; expected no dimension {fixed.name} beside the batch")
     whole = fixed is not None and fixed.exact  # ONNX Runtime runs what looks rows up, and takes tables as they are
     stored = {} if whole else extract_quantised_tables(proto, path, frozenset(TEXTUAL))
     columns = extract_columns(proto, path)
+    check_nodes(proto, path, columns_taken=True)
     domains = {*STANDARD, *(RUN_ELSEWHERE if fallback else ())}
     check_written_operators(proto, domains, path)
     check_tensors(proto, path)

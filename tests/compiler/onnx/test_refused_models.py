@@ -197,3 +197,14 @@ def test_a_small_file_may_not_ask_for_all_memory(tmp_path: Path) -> None:
     dynamic = model([node("Relu", "x", "y")], [port("x", ["n", 4096])], [port("y", ["n", 4096])])
     with pytest.raises(ModelError, match="larger than this machine's memory"):
         load_model(saved(tmp_path, dynamic), 1 << 40)
+
+
+@pytest.mark.parametrize("count", [(1 << 16) + 1, (1 << 18) + 1])
+def test_too_many_nodes(tmp_path: Path, count: int) -> None:
+    """Models with columns may have more, until these are taken out."""
+    chain = [node("Neg", f"t{at}", f"t{at + 1}") for at in range(count)]
+    proto = model(chain, [port("t0")], [port(f"t{count}")])
+    refuse(tmp_path, proto.SerializeToString(), f"{count} nodes, .*at most 65536")
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.contrib", 1))
+    most = 65536 if count < 1 << 18 else 262144
+    refuse(tmp_path, proto.SerializeToString(), f"{count} nodes, .*at most {most}")
