@@ -28,6 +28,9 @@ enum { TAKEN_BYTES = 1 << 16 /* of its output that a client has to take in time,
 enum { HANDSHAKES = 4 };
 enum { SLACK_BYTES = 1 << 22 /* of memory beyond the budget of a connection, which is looked at afterwards */ };
 static const int64_t EXPIRY_STEP_NS = 50000000; /* between two looks at what takes too long */
+/* After a turn in a flood: what comes meanwhile is read and answered at once. It takes the system as long to give and to
+ * take two queries of a connection as to give and to take ten, and workers need that time. */
+static const struct timespec BREATH = {.tv_nsec = 500000};
 
 void thread_wake(io_thread *thread) {
   const uint64_t one = 1;
@@ -370,6 +373,12 @@ static void receive_again(io_thread *thread, size_t turn) {
     if (at->again && !at->broken) receive(at, turn);
 }
 
+/* Most queries of this turn were refused, and connections had more than one of them each. Who sends one and waits for its
+ * answer would only wait for longer. */
+static bool is_flooded(const io_thread *thread, int connections) {
+  return thread->refused > thread->passed && thread->passed + thread->refused > (uint32_t)(connections > 0 ? connections : 0);
+}
+
 static void *serve(void *argument) {
   io_thread *thread = argument;
   struct epoll_event events[EVENTS];
@@ -379,12 +388,14 @@ static void *serve(void *argument) {
     queries_end(thread);
     const size_t turn = count > TURN_BYTES / LEAST_TURN_BYTES ? LEAST_TURN_BYTES : TURN_BYTES / (size_t)(count > 0 ? count : 1);
     thread->handshakes = 0;
+    thread->passed = thread->refused = 0;
     for (int i = 0; i < count; i++) handle(thread, &events[i], turn);
     if (thread->again) receive_again(thread, LEAST_TURN_BYTES);
     if (next_due_ns(thread) != INT64_MAX) expire(thread);
     serving = obey(thread);
     transmit_all(thread);
     if (thread->left && !thread->idle) tell_when_idle(thread);
+    if (is_flooded(thread, count) && serving) nanosleep(&BREATH, NULL);
   }
   queries_fail(thread, SHUTDOWN_FAILURE, "the server shut down before the query was answered");
   transmit_all(thread);

@@ -111,6 +111,7 @@ static void refuse(asker *asker, const plan *plan, const uint8_t *id, size_t id_
   const wire *owner = asker->connection->thread->wire;
   const refusal *why = &owner->refusals[number < owner->refusal_count ? number : NO_REFUSAL];
   const bool late = number == LATE_ON_ARRIVAL || number == DEADLINE;
+  if (number == OVERLOAD) asker->connection->thread->refused++;
   count(asker, plan, id, id_bytes, late ? COUNTED_DEADLINE : COUNTED_OVERLOADED, number);
   asker->connection->protocol->refuse(asker, why->status, why->text, strlen(why->text));
 }
@@ -257,7 +258,10 @@ bool query_begin(asker *from, const request *request) {
       enum submitted submitted = NOT_SUBMITTED;
       if (from->connection->protocol->fill(plan, request, slot_of(link, plan->tenant, slot)))
         submitted = submit(from, plan, request, slot, deadline_ns);
-      if (submitted == SUBMITTED) return true; /* the query has the reference */
+      if (submitted == SUBMITTED) {
+        from->connection->thread->passed++;
+        return true; /* the query has the reference */
+      }
       if (submitted == NO_ROOM) {
         gate_fill(gate, plan->batch, now + standing_orders_pause(link->standing, link->done.lanes, plan->tenant, plan->batch));
         refuse(from, plan, request->id, request->id_bytes, OVERLOAD);

@@ -211,6 +211,7 @@ typedef struct io_thread {
   connection *connections, *dirty;
   bool again;     /* some of them have more to receive */
   int handshakes; /* steps of them in this turn */
+  uint32_t passed, refused; /* queries in this turn: taken, and for whose work there is no room */
   query *queries;
   int64_t next_deadline_ns; /* no query has an earlier one; INT64_MAX: none */
   int64_t next_look_ns;     /* when the engine is to look what claims wait for; INT64_MAX: none does */

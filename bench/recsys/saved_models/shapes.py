@@ -19,8 +19,10 @@ class Recommender(NamedTuple):
     tower: tuple[int, ...]
 
 
+COLUMNS_OF_E = {"bucket": 880, "int": 50, "string": 50, "tokens": 15, "large": 5}
 MODELS = {
-    "recom-e": Recommender({"bucket": 880, "int": 50, "string": 50, "tokens": 15, "large": 5}, (1024, 1024, 128)),
+    "recom-e": Recommender(COLUMNS_OF_E, (1024, 1024, 128)),
+    "recom-e-columns": Recommender(COLUMNS_OF_E, ()),
     "recom-f": Recommender(
         {"bucket": 1000, "int": 90, "string": 100, "tokens": 7, "large": 3}, (2048, 1024, 1024, 512)
     ),
