@@ -15,12 +15,12 @@ import onnx
 import psutil
 from onnx import TensorProto
 
-from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB
 from veltair.compiler.onnx.constants import all_nodes, all_tensors, size_bytes
 from veltair.errors import ModelError
 from veltair.machine.memory import memory_bytes
 
 MOST_NODES = 1 << 16  # once functions stand where they are called
+COLUMNS_DOMAIN = "ai.onnx.contrib"  # of the operators on text of TensorFlow's models
 MOST_WITH_COLUMNS = 1 << 18  # before feature columns are taken out: TensorFlow's have some hundred each
 MOST_DEPTH = 64  # of functions that call functions
 LEAST_BYTES = 1 << 30  # that computed constants may take, whatever the file holds
@@ -35,7 +35,7 @@ def check_nodes(proto: onnx.ModelProto, path: Path, *, columns_taken: bool = Fal
 
     `columns_taken`: whether those of feature columns are no longer among them.
     """
-    may_have_columns = not columns_taken and any(entry.domain == CONTRIB for entry in proto.opset_import)
+    may_have_columns = not columns_taken and any(entry.domain == COLUMNS_DOMAIN for entry in proto.opset_import)
     most = MOST_WITH_COLUMNS if may_have_columns else MOST_NODES
     functions = {(function.domain, function.name): function for function in proto.functions}
     counts: dict[tuple[str, str], int] = {}
