@@ -22,6 +22,7 @@ from veltair.compiler.features.from_onnx.classes.value_classes import ValueClass
 BATCHES = (1, 2, 3, 64, 512)
 TOLERANCE = 1e-5  # relative: sums of several rows may be rounded in another order
 AT_ONCE = 1 << 14  # rows of classes that are computed together
+FEW = 512  # classes that are tried before all of a large table are
 Combiner: TypeAlias = Literal["sum", "mean", "sqrtn"]
 COMBINERS: tuple[Combiner, ...] = ("mean", "sum", "sqrtn")
 
@@ -63,10 +64,16 @@ class ClassBag:
 
 def find_bag(classes: ValueClasses, compute: Compute, rng: np.random.Generator) -> ClassBag | None:
     """The bag that a tensor is, None where it is none. Its numbers are float32, (batch, …)."""
-    whole = _compute_rows(compute, np.repeat(np.arange(classes.count)[:, None], classes.width, 1))
+    every = np.arange(classes.count)
+    if classes.count > FEW:
+        few = np.linspace(0, classes.count - 1, FEW).astype(np.int64)
+        tried = _compute_rows(compute, np.repeat(few[:, None], classes.width, 1))
+        if tried is None or _which_count(few, classes.width, compute, tried)[0] is None:
+            return None
+    whole = _compute_rows(compute, np.repeat(every[:, None], classes.width, 1))
     if whole is None:
         return None
-    counts, combiner = _which_count(classes, compute, whole)
+    counts, combiner = _which_count(every, classes.width, compute, whole)
     unknown = counts[len(classes.keys) : classes.count - classes.may_be_absent] if counts is not None else ()
     if counts is None or ((classes.buckets or classes.edges) and not np.all(unknown)):
         return None
@@ -97,15 +104,15 @@ def find_bag(classes: ValueClasses, compute: Compute, rng: np.random.Generator) 
 
 
 def _which_count(
-    classes: ValueClasses, compute: Compute, whole: NDArray[np.float64]
+    classes: NDArray[np.int64], width: int, compute: Compute, whole: NDArray[np.float64]
 ) -> tuple[NDArray[np.bool_] | None, Combiner]:
-    """Which classes count, None where it is not as in any bag, and how those that do are combined."""
-    width = classes.width
+    """Which of these classes count, None where it is not as in any bag, and how those that do are combined. whole: what
+    a row of `width` times each gives."""
     norms = np.abs(whole).sum(1)
     order = np.argsort(-norms, kind="stable")[: min(len(norms), 8)]
     for main in order.tolist():  # one that counts: among others it changes what comes out
-        among = np.full((classes.count, width), main)
-        among[:, 0] = np.arange(classes.count)
+        among = np.full((len(classes), width), classes[main])
+        among[:, 0] = classes
         found = _compute_rows(compute, among)
         if found is None:
             return None, "sum"
