@@ -22,6 +22,14 @@ COLUMN_SETS = {
     "split": "split and hashed alone",
 }
 
+LEFT_OUT = {
+    "safety": "with safety steps",
+    "reductions": "with reductions",
+    "fused": "a kernel a column",
+    "merged": "features in buffers of their own",
+    "all": "all four",
+}
+
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table."""
@@ -91,6 +99,27 @@ def feature_columns(found: Mapping[str, Any]) -> str:
     header = ["packed, ms", "from the request, ms"]
     header += [f"{peer} over {ours}" for peer in ("ONNX Runtime", "TensorFlow") for ours in ("packed", "request")]
     return markdown_table(["columns", "rows", *header], rows)
+
+
+def column_ablations(found: Mapping[str, Any]) -> str:
+    kernels, rows = found["kernels"], []
+    for row in found["rows"]:
+        ms = row["ms"]
+        rows.append([row["batch"], f"{ms['nothing']:.2f}", *(f"{ms[key] / ms['nothing']:.2f}x" for key in LEFT_OUT)])
+    header = [f"{title} ({kernels[key]:,} kernels)" if key == "fused" else title for key, title in LEFT_OUT.items()]
+    return markdown_table(["rows", "all steps, ms", *header], rows)
+
+
+def saved_models(found: Mapping[str, Any]) -> str:
+    rows = []
+    for name, facts in found["models"].items():
+        gone = f"{100 * (1 - facts['layers'] / facts['operators']):.1f}%"
+        for row in facts["rows"]:
+            packed, arrays, peer = (row[f"{way}_ms"] for way in ("packed", "arrays", "tensorflow"))
+            times = [f"{packed:.2f}", f"{arrays:.2f}", f"{peer:.1f}", f"{peer / packed:.1f}x", f"{peer / arrays:.1f}x"]
+            rows.append([name, facts["operators"], facts["layers"], gone, row["batch"], *times, f"{row['error']:.0e}"])
+    header = ["packed, ms", "from arrays, ms", "TensorFlow, ms", "over packed", "over arrays", "largest difference"]
+    return markdown_table(["SavedModel", "operators", "layers", "gone", "rows", *header], rows)
 
 
 def training_input(found: Mapping[str, Any]) -> str:

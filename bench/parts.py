@@ -61,7 +61,14 @@ def _columns(at: Settings) -> Sequence[Command]:
         (module, "measure", name, str(at.work / f"columns-{name}"), "--json", at.result("columns"), *peers)
         for name in COLUMN_SETS
     ]
-    return [*prepared, *measured]
+    steps = ("bench.recsys.column_ablations", "--json", at.result("column-ablations"))
+    return [*prepared, *measured, steps]
+
+
+def _saved_models(at: Settings) -> Sequence[Command]:
+    peer, folder = at.peer("--tensorflow", at.tensorflow), str(at.work / "saved-models")
+    written = at.result("saved-models")
+    return [("bench.recsys.saved_models", "--folder", folder, "--json", written, *peer)] if peer else []
 
 
 def _ember(at: Settings) -> Sequence[Command]:
@@ -139,7 +146,8 @@ def _model_loads(at: Settings) -> Sequence[Command]:
 PARTS = {
     "kernels": Part(("kernels/*.json",), _networks),
     "recsys": Part(("recsys.json",), _recommenders),
-    "columns": Part(("columns.json",), _columns),
+    "columns": Part(("columns.json", "column-ablations.json"), _columns),
+    "saved-models": Part(("saved-models.json",), _saved_models),
     "ember": Part(("ember.json",), _ember),
     "ladder": Part(("ladder.json",), _ladder),
     "graph-convolution": Part(("graph-convolution.json",), _graph_convolution),

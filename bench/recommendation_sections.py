@@ -86,4 +86,23 @@ bars are 6.6x and 5x. The peers take a thousand tensors inside the timing; "from
 with the decoding and checking of a gRPC message.""",
         lambda: with_environment("epyc-avx2/columns", part_tables.feature_columns),
     ),
+    Section(
+        "Steps of a column, left out",
+        """RECom E's 1000 columns on packed features and two threads of an EPYC with AVX2, and how much longer they take
+without one of RECom's steps, or without all four (`python -m bench.recsys.column_ablations`). The paper's factors, on a
+GPU: 1.22x to 1.49x for needless safety steps, 1.86x for look-ups without a reduction, 11.2x for columns in one kernel,
+1.54x for one buffer and 4.47x for merged transfers.""",
+        lambda: with_environment("epyc-avx2/column-ablations", part_tables.column_ablations),
+    ),
+    Section(
+        "SavedModels with feature columns",
+        """Models that TensorFlow wrote from `tf.feature_column`s and from Keras layers, compiled in fp32 from the
+SavedModel alone; two threads of an EPYC with AVX2 (`python -m bench.recsys.saved_models --tensorflow PYTHON`). "tenth"
+has a tenth of the columns of RECom's E, 101, and all of its tower; E and F themselves are not measured yet. TensorFlow
+runs the SavedModel's signature, with a tensor for each feature inside its timing; veltair takes packed features, or an
+array for each, whose texts are Python's. "Gone" is the part of TensorFlow's operators that no kernel is left of (paper:
+84 % of the columns'). The bar is 6.6x. With so few columns the tower takes most of the time, and both compute it at
+about the same rate.""",
+        lambda: with_environment("epyc-avx2/saved-models", part_tables.saved_models),
+    ),
 )

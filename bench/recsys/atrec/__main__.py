@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -100,7 +101,8 @@ def peers_of(case: Subgraph, threads: int) -> dict[str, Peer]:
 
 
 class TensorFlowProcess:
-    """Sums of one-hots by TensorFlow."""
+    """Sums of one-hots by TensorFlow. The process is stopped between its turns: its threads look for work all the time,
+    on the cores of the others."""
 
     def __init__(self, python: str, case: Subgraph, threads: int, folder: Path) -> None:
         assert case.counts is not None
@@ -119,13 +121,17 @@ class TensorFlowProcess:
         self._process = subprocess.Popen(command, text=True, cwd=ROOT, **pipes)
         if self._process.stdout is None or self._process.stdout.readline() != "ready\n":
             raise SystemExit(f"{python}: TensorFlow did not start")
+        self._process.send_signal(signal.SIGSTOP)
 
     def time_us(self) -> float:
         """Median of a turn."""
         assert self._process.stdin and self._process.stdout
+        self._process.send_signal(signal.SIGCONT)
         self._process.stdin.write("turn\n")
         self._process.stdin.flush()
-        return float(self._process.stdout.readline()) * 1000
+        taken_ms = float(self._process.stdout.readline())
+        self._process.send_signal(signal.SIGSTOP)
+        return taken_ms * 1000
 
     def close(self) -> None:
         self._process.kill()
