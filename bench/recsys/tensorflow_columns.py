@@ -9,9 +9,7 @@ arrays of bytes. Tables are random: only their sizes matter here.
 from __future__ import annotations
 
 import os
-import statistics
 import sys
-import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-TURN_S = 0.4
+from bench.recsys.tensorflow_process import serve_turns, use_threads
 
 
 def graph(description: dict[str, Any], feeds: dict[str, Any]) -> Callable[[], Any]:
@@ -70,34 +68,14 @@ def graph(description: dict[str, Any], feeds: dict[str, Any]) -> Callable[[], An
     return lambda: [joined.numpy() for joined in concrete(constants)]
 
 
-def turn(run: Callable[[], Any]) -> float:
-    """Median time of a run in ms."""
-    end = time.perf_counter() + TURN_S / 4
-    while time.perf_counter() < end:
-        run()
-    taken: list[float] = []
-    end = time.perf_counter() + TURN_S
-    while time.perf_counter() < end or len(taken) < 5:
-        start = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken) * 1e3
-
-
 def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    import tensorflow as tf
-
-    threads = int(sys.argv[2])
-    tf.config.threading.set_intra_op_parallelism_threads(threads)
-    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    use_threads(int(sys.argv[2]))
     description = tomllib.loads(Path(sys.argv[1]).read_text("utf-8"))
     with np.load(sys.argv[3]) as raw:
         run = graph(description, {name: raw[name].ravel() for name in raw.files})
     run()
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(turn(run), flush=True)
+    serve_turns(run)
 
 
 if __name__ == "__main__":

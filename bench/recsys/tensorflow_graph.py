@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from bench.recsys.feature_columns import COLUMN_SETS, EDGES, THREADS, ColumnSet, columns, raw_features, tables, timed
+from bench.recsys.tensorflow_process import use_threads
 
 
 def compile_graph(chosen: ColumnSet) -> Callable[[int], Callable[[], Any]]:
     """Returns a function from a batch size to one run of the graph."""
     import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(THREADS)
-    tf.config.threading.set_inter_op_parallelism_threads(THREADS)
+    use_threads(THREADS)
     weights = {name: tf.constant(table) for name, table in tables(chosen).items()}
     edges = EDGES.tolist()
 

@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 
-from bench.recsys.tensorflow_columns import turn
+from bench.recsys.tensorflow_process import serve_turns, use_threads
 
 
 def main() -> None:
@@ -21,8 +21,7 @@ def main() -> None:
     import tensorflow as tf
 
     threads, depth = int(sys.argv[1]), int(sys.argv[2])
-    tf.config.threading.set_intra_op_parallelism_threads(threads)
-    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    use_threads(threads)
     with np.load(sys.argv[3]) as feeds:
         columns = [tf.constant(feeds[name]) for name in feeds.files if name != "w"]
         weights = tf.constant(feeds["w"]) if "w" in feeds.files else None
@@ -36,9 +35,7 @@ def main() -> None:
         return graph(columns).numpy()
 
     run()
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(turn(run), flush=True)
+    serve_turns(run)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ and answers each line that it reads with the median of one turn in ms.
 from __future__ import annotations
 
 import os
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,14 +27,9 @@ from bench.recsys.saved_models.shapes import (
     MOST_TOKENS,
     Recommender,
 )
+from bench.recsys.tensorflow_process import serve_turns, use_threads
 
-TURN_S = 0.4
 NO_WORK = ("Placeholder", "Const", "Identity", "NoOp", "VarHandleOp", "ReadVariableOp", "VariableV2")
-
-
-def names(model: Recommender) -> list[tuple[str, str]]:
-    """Kind and name of each column."""
-    return [(kind, f"{kind}{place}") for kind, count in model.columns.items() for place in range(count)]
 
 
 def write_columns(model: Recommender, folder: str) -> None:
@@ -48,7 +41,7 @@ def write_columns(model: Recommender, folder: str) -> None:
         v1.set_random_seed(0)
         features: dict[str, Any] = {}
         columns = []
-        for kind, name in names(model):
+        for kind, name in model.named():
             if kind == "bucket":
                 features[name] = v1.placeholder(tf.float32, [None, 1], name)
                 column = fc.bucketized_column(fc.numeric_column(name), EDGES.tolist())
@@ -77,7 +70,7 @@ def write_keras(model: Recommender, folder: str) -> None:
     keras.utils.set_random_seed(0)
     inputs = {"dense": keras.Input((DENSE,), name="dense")}
     parts = [inputs["dense"]]
-    for kind, name in names(model):
+    for kind, name in model.named():
         if kind == "bucket":
             inputs[name] = keras.Input((1,), name=name)
             ids, rows = keras.layers.Discretization(EDGES.tolist())(inputs[name]), len(EDGES) + 1
@@ -127,8 +120,7 @@ def count_operators(folder: str) -> int:
 def load_run(folder: str, threads: int, feeds_file: str) -> Callable[[], Any]:
     import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(threads)
-    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    use_threads(threads)
     signature, kept = signature_of(folder)
     with np.load(feeds_file) as feeds:
         given = {
@@ -149,15 +141,7 @@ def main() -> None:
     _, _, folder, threads, feeds, scores = sys.argv
     run = load_run(folder, int(threads), feeds)
     np.save(scores, run())
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        taken: list[float] = []
-        end = time.perf_counter() + TURN_S
-        while time.perf_counter() < end or len(taken) < 5:
-            start = time.perf_counter()
-            run()
-            taken.append(time.perf_counter() - start)
-        print(statistics.median(taken) * 1e3, flush=True)
+    serve_turns(run)
 
 
 if __name__ == "__main__":

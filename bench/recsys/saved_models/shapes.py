@@ -18,6 +18,10 @@ class Recommender(NamedTuple):
     columns: dict[str, int]
     tower: tuple[int, ...]
 
+    def named(self) -> list[tuple[str, str]]:
+        """Kind and name of each column."""
+        return [(kind, f"{kind}{place}") for kind, count in self.columns.items() for place in range(count)]
+
 
 COLUMNS_OF_E = {"bucket": 880, "int": 50, "string": 50, "tokens": 15, "large": 5}
 MODELS = {
@@ -35,15 +39,14 @@ def raw_features(model: Recommender, batch: int) -> dict[str, Any]:
     chance = np.random.default_rng(batch)
     words = np.array([b"word%d" % i for i in chance.integers(0, 1 << 30, 4096)])
     found: dict[str, Any] = {"dense": chance.standard_normal((batch, DENSE)).astype(np.float32)}
-    for kind, count in model.columns.items():
-        for place in range(count):
-            if kind == "bucket":
-                value = chance.standard_normal((batch, 1)).astype(np.float32)
-            elif kind == "int":
-                value = chance.integers(0, 1 << 40, (batch, 1))
-            else:
-                many = 1 if kind == "string" else MOST_TOKENS
-                value = words[chance.integers(0, len(words), (batch, many))]
-                value[(chance.random(value.shape) < ABSENT) & (np.arange(many) > 0)] = b""
-            found[f"{kind}{place}"] = value
+    for kind, name in model.named():
+        if kind == "bucket":
+            value = chance.standard_normal((batch, 1)).astype(np.float32)
+        elif kind == "int":
+            value = chance.integers(0, 1 << 40, (batch, 1))
+        else:
+            many = 1 if kind == "string" else MOST_TOKENS
+            value = words[chance.integers(0, len(words), (batch, many))]
+            value[(chance.random(value.shape) < ABSENT) & (np.arange(many) > 0)] = b""
+        found[name] = value
     return found

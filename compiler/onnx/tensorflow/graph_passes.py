@@ -97,8 +97,10 @@ def topological_sort(self: Any, ops: list[Any]) -> None:
     ended, on_way = list[int](), set[int]()
     done = bytearray(len(ops))
     for first in range(len(ops)):
-        way = [] if done[first] else [(first, iter(readers[first]))]
-        on_way.update(at for at, _ in way)
+        if done[first]:
+            continue
+        on_way.add(first)
+        way = [(first, iter(readers[first]))]
         while way:
             at, left = way[-1]
             reader = next((reader for reader in left if not done[reader]), None)
