@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.recsys.tensorflow_process import use_threads
+
 BATCHES = 16  # of a turn
 
 
@@ -27,8 +29,7 @@ def main() -> None:
     import tensorflow as tf
 
     folder, threads, batch, turns = Path(sys.argv[1]), *map(int, sys.argv[2:5])
-    tf.config.threading.set_intra_op_parallelism_threads(threads)
-    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    use_threads(threads)
     described = tomllib.loads((folder / "features.toml").read_text("utf-8"))
     features = {feature["name"]: feature for feature in described["features"]}
     with np.load(folder / "rows.npz") as rows:
