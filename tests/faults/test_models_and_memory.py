@@ -157,6 +157,7 @@ def test_a_front_that_can_start_no_engine_goes_on_trying(
     with running(tmp_path, configuration(artifacts, "mlp")) as daemon:
         front = psutil.Process(daemon.process.pid)
         soft, hard = front.rlimit(psutil.RLIMIT_NOFILE)
+        assert daemon.status("/metrics") == 200  # libuv opens one in reserve shortly after the daemon says it is ready
         for _ in rounds(quick=1, full=20):
             before, had, refused = processes(daemon), descriptors(front), failed_starts(tmp_path)
             front.rlimit(psutil.RLIMIT_NOFILE, (had - 8, hard))
@@ -173,6 +174,7 @@ def test_engines_that_died_leave_no_memory(rounds: Rounds, artifacts: Path, tmp_
     """The engine is killed while many ask for queries, metrics and statistics: nothing of it stays in the front."""
     with running(tmp_path, configuration(artifacts, "mlp")) as daemon:
         front = psutil.Process(daemon.process.pid)
+        assert daemon.status("/metrics") == 200  # libuv opens one in reserve shortly after the daemon says it is ready
         had = descriptors(front)
         for _ in rounds(quick=3, full=40):
             before = processes(daemon)
