@@ -41,7 +41,7 @@ from veltair.server.ipc.done_queries import Caller, DoneQueries
 from veltair.server.ipc.worker_cell import pack_cores, unpack_cores
 from veltair.types import DEFAULT_PRIORITY_LEVEL, CoreSet
 
-MOST_ORDERS, MOST_LAYERS, MOST_RINGS = 16, 219, 65
+MOST_ORDERS, MOST_LAYERS = 16, 219
 CLAIMS = 256  # places of a ring
 _TERM, _TERMS, _POSITION, _WHAT = 17, 1 << 15, 2, 3
 _CLOSED, _OPEN, _CLAIMED, _WITHDRAWN = range(4)  # the lowest two bits of the state
@@ -50,6 +50,7 @@ _COUNT_BYTES, _ORDER_BYTES = 64, 1024
 _CLAIM = Struct("<QqIIIIqqi12x")  # query, when it was sent, lane, place, order, slot, arrival, deadline, priority level
 _COUNT, _ORDER = Struct("<I"), Struct("<iiIII128s")
 _END_AT, _END = 128, Struct("<IIIIqqq")
+Lines = ctypes.Array[ctypes.c_char]
 NO_CLAIM, TERM_OVER = -1, -2  # in place of a claim's position
 
 
@@ -94,7 +95,7 @@ class StandingOrders:
     >>> standing = StandingOrders(create_standing_orders(lanes=1), lanes=1)
     >>> standing.write([StandingOrder(3, samples=1, versions=(0, 2), cores=(0,), wait_ns=5_000_000)])
     >>> standing.open(term=1)
-    >>> cursors = standing.begin_claims()
+    >>> lines = standing.lines()
     >>> for query in (7, 8, 9):
     ...     claim = Claim(Caller(query, taken_ns=100, lane=0, place=query), order=0, slot=query)
     ...     assert standing.ask(0, claim, tenant=3, samples=1)
@@ -102,7 +103,7 @@ class StandingOrders:
     >>> standing.claim(position).slot, standing.order(standing.claim(position).order).versions
     (7, (0, 2))
     >>> end = BlockEnd(query=7, stop=2, reported=False, begin_ns=100, end_ns=350)
-    >>> standing.end(1, position, cursors, end, done=None)
+    >>> standing.end(1, position, lines, end, done=None)
     False
     >>> standing.withdraw(term=1).slot, [claim.slot for claim in standing.take_waiting(term=1)]  # 8 runs
     (8, [9])
@@ -201,11 +202,15 @@ class StandingOrders:
 
     # The worker's side, as claims.c does it for most
 
-    def begin_claims(self) -> ctypes.Array[ctypes.c_uint32]:
-        """What `end` needs: how far each ring has been looked at. Call it before the first of a term."""
-        cursors = (ctypes.c_uint32 * MOST_RINGS)()
-        self._functions.begin_claims(self.address, self.lanes, cursors)
-        return cursors
+    def lines(self) -> Lines:
+        """What `end` needs of a worker: in which order claims wait. It is for one term."""
+        lines = ctypes.create_string_buffer(self._functions.claim_lines_bytes())
+        self.begin_claims(lines)
+        return lines
+
+    def begin_claims(self, lines: Lines) -> None:
+        """Before the first claim of another term."""
+        self._functions.begin_claims(self.address, self.lanes, lines)
 
     def next_claim(self, term: int, patience_ns: int) -> int:
         """Sleep until a query is to run or the term has ended. Returns the claim's position, TERM_OVER at the end, and
@@ -232,13 +237,11 @@ class StandingOrders:
         (count,) = _COUNT.unpack_from(self._page, self._count_at)
         return [self.order(number) for number in range(min(count, MOST_ORDERS))]
 
-    def end(
-        self, term: int, position: int, cursors: ctypes.Array[ctypes.c_uint32], end: BlockEnd, done: DoneQueries | None
-    ) -> bool:
+    def end(self, term: int, position: int, lines: Lines, end: BlockEnd, done: DoneQueries | None) -> bool:
         """The claim has ended: the next one that waits is to run, or another may come. `done`: by which its thread is
         told; None: the engine tells. Returns whether the term has ended with it: then the engine waits for the bell."""
         memory, _, places, wakes = (None, 0, 0, None) if done is None else done.memory
-        where = self.address, self.lanes, term, position, cursors, memory, places, wakes
+        where = self.address, self.lanes, term, position, lines, memory, places, wakes
         how = _END.pack(end.stop, end.reported, 0, 0, end.begin_ns, end.end_ns, 0)
         return bool(self._functions.end_claim_at(*where, how))
 
@@ -285,6 +288,7 @@ def _functions() -> Any:
         ("take_waiting", number, pointer, number, number, pointer),
         ("close_orders", number, pointer, number),
         ("orders_state", number, pointer),
+        ("claim_lines_bytes", ctypes.c_uint64),
         ("begin_claims", None, pointer, number, pointer),
         ("next_claim", time, pointer, number, time),
         ("end_claim_at", flag, *end_arguments),

@@ -9,6 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "claim_lines.h"
+
 #define EXPORT __attribute__((visibility("default")))
 #define SECOND INT64_C(1000000000)
 enum { LINE = 128, COUNT_BYTES = 64, TERM = 17 /* bits below it */, POSITION = 2, WHAT = (1 << POSITION) - 1 };
@@ -248,23 +250,36 @@ EXPORT int64_t next_claim(uint8_t *memory, uint32_t term, int64_t patience_ns) {
   return read_state(atomic_load(state), term);
 }
 
+EXPORT uint64_t claim_lines_bytes(void) { return sizeof(claim_lines); }
+
 /* Before the first claim of a term. */
-EXPORT void begin_claims(uint8_t *memory, uint32_t lanes, uint32_t *cursors) {
-  for (uint32_t i = 0; i < rings(lanes); i++) cursors[i] = atomic_load(&ring_of(memory, i)->pushed) - CLAIMS;
+EXPORT void begin_claims(uint8_t *memory, uint32_t lanes, claim_lines *lines) {
+  empty_lines(lines);
+  for (uint32_t i = 0; i < rings(lanes); i++) lines->looked_at[i] = atomic_load(&ring_of(memory, i)->pushed) - CLAIMS;
   pace_of(memory)->last_ns = 0;
 }
 
-/* The oldest claim that waits, of the rings in turn after `last`. */
-static int64_t waiting_after(uint8_t *memory, uint32_t lanes, uint32_t term, uint32_t last, uint32_t *cursors) {
-  for (uint32_t i = 1; i <= rings(lanes); i++) {
-    const uint32_t next = (last + i) % rings(lanes);
-    ring *const from = ring_of(memory, next);
+/* The tenant of an order, as lines know it. Others than the engine may have written the number. */
+static uint32_t tenant_of(uint8_t *memory, uint32_t lanes, uint32_t order) {
+  return order < MOST_STANDING ? first_order(orders_of(memory, lanes), order) : 0;
+}
+
+/* The claim that is to run next, or NO_CLAIM. */
+static int64_t next_in_turn(uint8_t *memory, uint32_t lanes, uint32_t term, claim_lines *lines) {
+  for (uint32_t number = 0; number < rings(lanes); number++) {
+    ring *const from = ring_of(memory, number);
     const uint32_t end = atomic_load(&from->pushed);
-    if (end - cursors[next] > CLAIMS) cursors[next] = end - CLAIMS;
-    for (; cursors[next] != end; cursors[next]++) {
-      const uint32_t place = cursors[next] % CLAIMS;
-      if (atomic_load(&from->mark[place]) == marked(term)) return next * CLAIMS + place;
+    uint32_t *const at = &lines->looked_at[number];
+    if (end - *at > CLAIMS) *at = end - CLAIMS;
+    for (; *at != end; ++*at) {
+      const uint32_t place = *at % CLAIMS;
+      if (atomic_load(&from->mark[place]) == marked(term))
+        join_line(lines, tenant_of(memory, lanes, from->claim[place].order), number * CLAIMS + place);
     }
+  }
+  for (claim_line *line; (line = next_line(lines)); leave_line(lines, line)) {
+    const uint32_t position = line->first;
+    if (atomic_load(&ring_of(memory, position / CLAIMS)->mark[position % CLAIMS]) == marked(term)) return position;
   }
   return NO_CLAIM;
 }
@@ -286,16 +301,22 @@ static void note_pace(pace *of, const claim_end *end, bool waits) {
   atomic_store_explicit(&of->each_ns, (uint32_t)(of->sum_ns / SMOOTHED), memory_order_relaxed);
 }
 
+/* What its tenant is charged for a claim. */
+static uint64_t service_ns(const claim_end *end) {
+  const int64_t elapsed_ns = end->end_ns - end->begin_ns;
+  return elapsed_ns < 0 ? 0 : elapsed_ns > MOST_EACH_NS ? MOST_EACH_NS : (uint64_t)elapsed_ns;
+}
+
 /* The worker: this claim has ended, and the next one that waits is to run, or another may come. `done`: whose thread is
  * told, and woken with `wakes` as in report_done; NULL: that is the engine's to do. Returns whether the term has ended
  * with it.
  *
  * The query is in the list first, so that it is told of even if this worker is killed; then the next one may be claimed,
  * since a client may send it as soon as it has its answer. */
-int end_claim(uint8_t *memory, uint32_t term, uint32_t position, uint32_t *cursors, const done_queries *done,
+int end_claim(uint8_t *memory, uint32_t term, uint32_t position, claim_lines *lines, const done_queries *done,
               const int32_t *wakes, const claim_end *how) {
   _Atomic uint32_t *const state = state_of(memory);
-  const uint32_t lanes = done->lanes, last = position / CLAIMS;
+  const uint32_t lanes = done->lanes;
   const uint32_t open = state_with(term, STANDING_OPEN, ++pace_of(memory)->openings % (1u << (TERM - POSITION)));
   const standing_claim *const claim = claim_at(memory, lanes, position);
   const caller of = claim->caller;
@@ -310,12 +331,14 @@ int end_claim(uint8_t *memory, uint32_t term, uint32_t position, uint32_t *curso
     end.told_ns = times.ended_ns;
   }
   *end_of(memory) = end;
-  if (claim->order < MOST_STANDING) atomic_fetch_sub(&held_of(memory)[first_order(orders_of(memory, lanes), claim->order)], 1);
-  atomic_store(&ring_of(memory, last)->mark[position % CLAIMS], 0);
-  int64_t next = waiting_after(memory, lanes, term, last, cursors);
+  const uint32_t tenant = tenant_of(memory, lanes, claim->order);
+  count_service(lines, tenant, service_ns(&end), orders_of(memory, lanes)[tenant].wait_ns);
+  atomic_fetch_sub(&held_of(memory)[tenant], 1);
+  atomic_store(&ring_of(memory, position / CLAIMS)->mark[position % CLAIMS], 0);
+  int64_t next = next_in_turn(memory, lanes, term, lines);
   bool over = !atomic_compare_exchange_strong(
       state, &found, next == NO_CLAIM ? open : state_with(term, STANDING_CLAIMED, (uint32_t)next));
-  if (!over && next == NO_CLAIM && (next = waiting_after(memory, lanes, term, last, cursors)) != NO_CLAIM) {
+  if (!over && next == NO_CLAIM && (next = next_in_turn(memory, lanes, term, lines)) != NO_CLAIM) {
     found = open; /* one came meanwhile; if that fails, its thread has seen the state open, or the engine has closed it */
     atomic_compare_exchange_strong(state, &found, state_with(term, STANDING_CLAIMED, (uint32_t)next));
   }
@@ -330,8 +353,8 @@ int end_claim(uint8_t *memory, uint32_t term, uint32_t position, uint32_t *curso
 }
 
 /* The same, for Python. */
-EXPORT int end_claim_at(uint8_t *memory, uint32_t lanes, uint32_t term, uint32_t position, uint32_t *cursors, uint8_t *done,
+EXPORT int end_claim_at(uint8_t *memory, uint32_t lanes, uint32_t term, uint32_t position, claim_lines *lines, uint8_t *done,
                         uint32_t places, const int32_t *wakes, const claim_end *how) {
   const done_queries to = {done, lanes, places};
-  return end_claim(memory, term, position, cursors, &to, wakes, how);
+  return end_claim(memory, term, position, lines, &to, wakes, how);
 }

@@ -23,11 +23,11 @@ typedef struct {
   const int32_t *wakes;
   runner *run;
   void *sequence, *progress; /* words of the worker's cell */
+  claim_lines *lines;
   const prepared_claim *prepared;
   int64_t patience_ns, core_set; /* number of that which the threads are on */
   uint64_t known;                /* sequence at which that was read */
   uint32_t lanes, places, slots, term;
-  uint32_t cursors[MOST_RINGS];
   int64_t window_ns; /* when the first of those began that were counted */
   uint32_t counted, crowded;
   uint32_t unread; /* the orders of this term */
@@ -104,7 +104,7 @@ FFI_EXPORT(attend) {
       end.stop = (uint32_t)loop->layer;
       end.end_ns = now_ns();
     }
-    if (end_claim(loop->standing, loop->term, loop->position, loop->cursors, &done, loop->wakes, &end)) {
+    if (end_claim(loop->standing, loop->term, loop->position, loop->lines, &done, loop->wakes, &end)) {
       *result = number(ENDED);
       return 0;
     }

@@ -16,7 +16,7 @@ from veltair.server.ipc.block_orders import BlockEnd, BlockKey, pack_key
 from veltair.server.ipc.channel import Channel, ChannelClosedError
 from veltair.server.ipc.done_queries import DoneQueries
 from veltair.server.ipc.messages import KernelFailed, ToWorker
-from veltair.server.ipc.standing_orders import MOST_ORDERS, MOST_RINGS, StandingOrder, StandingOrders
+from veltair.server.ipc.standing_orders import MOST_ORDERS, StandingOrder, StandingOrders
 from veltair.server.ipc.worker_cell import ATTEND, WorkerCell
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class ClaimLoop(ctypes.Structure):
         ("run", ctypes.c_void_p),
         ("sequence", ctypes.c_void_p),
         ("progress", ctypes.c_void_p),
+        ("lines", ctypes.c_void_p),
         ("prepared", ctypes.c_void_p),
         ("patience_ns", ctypes.c_int64),
         ("core_set", ctypes.c_int64),
@@ -83,7 +84,6 @@ class ClaimLoop(ctypes.Structure):
         ("places", ctypes.c_uint32),
         ("slots", ctypes.c_uint32),
         ("term", ctypes.c_uint32),
-        ("cursors", ctypes.c_uint32 * MOST_RINGS),
         ("window_ns", ctypes.c_int64),
         ("counted", ctypes.c_uint32),
         ("crowded", ctypes.c_uint32),
@@ -127,6 +127,7 @@ class LentWorker:
         self._orders: list[StandingOrder] = []  # that the table is for
         self._crowded_cores = cores[-1:]
         self._core_sets: dict[CoreSet, int] = {}  # their numbers
+        self._lines = standing.lines()
         memory, lanes, places, wakes = done.memory
         self._loop = ClaimLoop(
             standing=standing.address,
@@ -135,6 +136,7 @@ class LentWorker:
             run=native.address("run"),
             sequence=watch.sequence,
             progress=watch.progress,
+            lines=ctypes.addressof(self._lines),
             prepared=array_address(self._prepared),
             lanes=lanes,
             places=places,
@@ -146,7 +148,8 @@ class LentWorker:
         looks whether the engine is still there. Raises ChannelClosedError when it is not."""
         loop = self._loop
         loop.term, loop.patience_ns = self._cell.read_term(), patience_ns
-        loop.cursors, loop.unread = self._standing.begin_claims(), 1
+        loop.unread = 1
+        self._standing.begin_claims(self._lines)
         self._cell.publish_end(BlockEnd(ATTEND, 0, reported=False, begin_ns=0, end_ns=0), self._bell)
         while (why := self._run_claims()) != _Why.OVER:
             if why == _Why.WAITED:
@@ -208,7 +211,7 @@ class LentWorker:
             who = claim.caller.lane, claim.caller.place
             self._channel.send(KernelFailed(query, f"{type(error).__name__}: {error}", claimed_by=who))
         end = BlockEnd(query, stop, reported, loop.begin_ns, time.monotonic_ns())
-        return self._standing.end(loop.term, loop.position, loop.cursors, end, done)
+        return self._standing.end(loop.term, loop.position, self._lines, end, done)
 
     def _prepare(self, number: int, block: BoundBlock, order: StandingOrder, crowded_cores: CoreSet) -> None:
         self._blocks[number] = block

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/wire/standing_orders.h"
+#include "server/wire/claim_lines.h"
 
 enum { LANES = 3, TERMS = 1 << 15, COUNT_BYTES = 64 };
 
@@ -16,7 +16,6 @@ int open_orders(uint8_t *memory, uint32_t before, uint32_t term);
 uint32_t withdraw_orders(uint8_t *memory, uint32_t lanes, uint32_t term);
 uint32_t orders_state(uint8_t *memory);
 uint32_t take_waiting(uint8_t *memory, uint32_t lanes, uint32_t term, standing_claim *to);
-void begin_claims(uint8_t *memory, uint32_t lanes, uint32_t *cursors);
 
 static uint8_t *memory;
 static uint64_t most; /* queries of a thread */
@@ -38,16 +37,16 @@ static void *claim(void *argument) {
 
 static void *attend(void *unused) {
   const done_queries nobody = {.lanes = LANES};
-  uint32_t cursors[MOST_RINGS];
+  static claim_lines lines;
   for (uint64_t number = 1;; number++) {
     const uint32_t term = number % TERMS;
-    begin_claims(memory, LANES, cursors);
+    begin_claims(memory, LANES, &lines);
     atomic_store(&attending, number);
     for (int64_t position; (position = next_claim(memory, term, 1000000)) != TERM_OVER;) {
       if (position == NO_CLAIM && over) return NULL;
       if (position == NO_CLAIM) continue;
       atomic_fetch_add(&seen[claim_at(memory, LANES, (uint32_t)position)->caller.query], 1);
-      if (end_claim(memory, term, (uint32_t)position, cursors, &nobody, NULL, &(claim_end){.stop = 1})) break;
+      if (end_claim(memory, term, (uint32_t)position, &lines, &nobody, NULL, &(claim_end){.stop = 1})) break;
     }
   }
   return unused;

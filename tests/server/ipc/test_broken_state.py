@@ -55,6 +55,6 @@ def test_a_state_that_nobody_wrote_is_noticed_whatever_the_engine_did_last() -> 
     standing.check()
     assert standing.withdraw(term) == claim
     notices(term << 17 | 1, term << 17 | 1 << 2 | 3)  # open once more, and another claim
-    position, cursors = standing.next_claim(term, patience_ns=0), standing.begin_claims()
-    assert standing.end(term, position, cursors, BlockEnd(1, 2, reported=True, begin_ns=0, end_ns=0), done=None)
+    position, lines = standing.next_claim(term, patience_ns=0), standing.lines()
+    assert standing.end(term, position, lines, BlockEnd(1, 2, reported=True, begin_ns=0, end_ns=0), done=None)
     notices(term << 17 | 1)

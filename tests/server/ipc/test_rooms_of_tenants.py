@@ -1,8 +1,13 @@
-"""Claims that wait are a line that tenants share: each has its part of it, and what others leave of the first half."""
+"""Claims that wait have room together: each tenant has its part of it, and what others leave of the first half. The
+worker serves the tenants in turn, by their weights."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from veltair.server.ipc.block_orders import BlockEnd
 from veltair.server.ipc.done_queries import Caller
@@ -35,16 +40,17 @@ class Line:
             taken += self.standing.ask(self._query % LANES, claim, self.names.index(name), samples=1)
         return taken
 
-    def run(self, term: int, position: int) -> str:
+    def run(self, term: int, position: int, **elapsed_ns: int) -> str:
         """The one at this position, to its end. Returns whose it was."""
         claim = self.standing.claim(position)
-        end = BlockEnd(claim.caller.query, stop=1, reported=False, begin_ns=0, end_ns=0)
-        self.standing.end(term, position, self.cursors, end, done=None)
+        took_ns = elapsed_ns.get(self.names[self.standing.order(claim.order).tenant], 0)
+        end = BlockEnd(claim.caller.query, stop=1, reported=False, begin_ns=0, end_ns=took_ns)
+        self.standing.end(term, position, self.lines, end, done=None)
         return self.names[self.standing.order(claim.order).tenant]
 
     def open(self, term: int) -> None:
         self.standing.open(term)
-        self.cursors = self.standing.begin_claims()
+        self.lines = self.standing.lines()
 
 
 def test_no_tenant_fills_the_line_for_another() -> None:
@@ -71,9 +77,37 @@ def test_a_tenant_has_what_others_leave_of_the_first_half() -> None:
     assert line.ask("light", 90) == 50
     assert line.ask("other", 90) == 40
     assert line.ask("heavy", 90) == 50
-    ran = [line.run(1, line.standing.next_claim(1, patience_ns=0)) for _ in range(100)]
-    assert len(set(ran)) == 3
-    assert line.ask("light", 90) == max(10, 50 - 40) - (50 - ran.count("light"))
+    ran = Counter(line.run(1, line.standing.next_claim(1, patience_ns=0)) for _ in range(100))
+    assert ran == {"light": 10, "heavy": 50, "other": 40}  # by their weights, however many wait
+    assert line.ask("light", 90) == 50 - 40
+
+
+def test_who_asks_for_little_waits_for_nobodys_line() -> None:
+    line = Line(flood=100, quiet=50)
+    line.open(1)
+    assert line.ask("flood", 90) == 90
+    for _ in range(20):
+        assert line.ask("quiet", 1) == 1
+        ran = [line.run(1, line.standing.next_claim(1, patience_ns=0), flood=100, quiet=100) for _ in range(4)]
+        assert (
+            "quiet" in ran[:3]
+        )  # the one that runs ends, and what the flood has not had yet by its weight goes before
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(10_000, 50_000), st.integers(10_000, 50_000))
+def test_the_worker_divides_its_time_by_weights(heavy: int, light: int, long_ns: int, short_ns: int) -> None:
+    """Not its claims: those of one tenant may take longer than those of the other."""
+    line = Line(one=heavy * 10_000_000, other=light * 10_000_000)
+    line.open(1)
+    had = {"one": 0, "other": 0}
+    line.ask("one", 2), line.ask("other", 2)
+    while sum(had.values()) < 200 * (long_ns + short_ns):
+        name = line.run(1, line.standing.next_claim(1, patience_ns=0), one=long_ns, other=short_ns)
+        had[name] += {"one": long_ns, "other": short_ns}[name] + 1  # nothing is for nothing
+        assert line.ask(name, 1) == 1
+        most_ahead = (long_ns + 1) / heavy + (short_ns + 1) / light  # the bound of start-time fair queueing
+        assert abs(had["one"] / heavy - had["other"] / light) <= 1.01 * most_ahead
 
 
 def test_what_was_taken_back_leaves_its_room() -> None:

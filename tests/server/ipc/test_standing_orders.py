@@ -77,7 +77,7 @@ class TermMachine(RuleBasedStateMachine):
     @rule()
     def opens(self) -> None:
         self.standing.open(self.term)
-        self.cursors = self.standing.begin_claims()
+        self.lines = self.standing.lines()
         self.opened, self.withdrawn = True, False
 
     @rule(
@@ -124,7 +124,7 @@ class TermMachine(RuleBasedStateMachine):
         ring, claim = self.runs
         position = self.standing.next_claim(self.term, patience_ns=0)
         end = BlockEnd(claim.caller.query, stop=2, reported=True, begin_ns=self.query, end_ns=self.query)
-        over = self.standing.end(self.term, position, self.cursors, end, done=None)
+        over = self.standing.end(self.term, position, self.lines, end, done=None)
         assert over == self.withdrawn
         assert self.standing.end_of(claim.caller.query) == end
         self.runs = None
@@ -189,7 +189,7 @@ def test_as_many_wait_as_will_have_run_in_time(elapsed_ns: int, room: int) -> No
     query = 0
     for term in (1, 2):
         standing.open(term)
-        cursors = standing.begin_claims()
+        lines = standing.lines()
         asked: list[int] = []
         ran: list[int] = []
         for _ in range(3 * CLAIMS):
@@ -199,7 +199,7 @@ def test_as_many_wait_as_will_have_run_in_time(elapsed_ns: int, room: int) -> No
             position = standing.next_claim(term, patience_ns=0)
             ran.append(standing.claim(position).caller.query)
             end = BlockEnd(ran[-1], 1, reported=False, begin_ns=0, end_ns=elapsed_ns)
-            standing.end(term, position, cursors, end, done=None)
+            standing.end(term, position, lines, end, done=None)
         assert ran == asked
         first = query + 1
         while standing.ask(0, Claim(Caller(query := query + 1, 0, 0, 0), 0, 0), tenant=0, samples=1):
@@ -215,13 +215,13 @@ def test_an_end_is_told_to_the_thread_that_claimed(done: DoneQueries) -> None:
     standing = shared()
     standing.write(ORDERS)
     standing.open(term=1)
-    cursors = standing.begin_claims()
+    lines = standing.lines()
     caller = Caller(query=7, taken_ns=100, lane=2, place=6)
     assert standing.ask(LANES, Claim(caller, 0, slot=6), tenant=SHORT, samples=2)  # the engine, for that thread
     before_ns = time.monotonic_ns()
     position = standing.next_claim(1, patience_ns=0)
     end = BlockEnd(7, stop=2, reported=False, begin_ns=110, end_ns=130)
-    assert not standing.end(1, position, cursors, end, done)
+    assert not standing.end(1, position, lines, end, done)
     [told] = done.take(lane=2)
     times = ("query", "taken_ns", "begin_ns", "end_ns", "execute_ns", "unasked")
     assert [int(told[name]) for name in times] == [7, 100, 110, 130, 20, True]
@@ -233,11 +233,11 @@ def test_what_was_taken_over_did_not_run_unasked(done: DoneQueries) -> None:
     standing = shared()
     standing.write(ORDERS)
     standing.open(term=1)
-    cursors = standing.begin_claims()
+    lines = standing.lines()
     assert standing.ask(0, Claim(Caller(7, 100, lane=0, place=6), 0, slot=6), tenant=LONG, samples=1)
     position = standing.next_claim(1, patience_ns=0)
     assert standing.withdraw(1) is not None
-    assert standing.end(1, position, cursors, BlockEnd(7, 2, reported=False, begin_ns=1, end_ns=2), done)
+    assert standing.end(1, position, lines, BlockEnd(7, 2, reported=False, begin_ns=1, end_ns=2), done)
     assert done.take(lane=0)["unasked"].tolist() == [False]
 
 
@@ -260,13 +260,13 @@ def test_every_claim_is_run_or_taken_back_once_however_terms_come_and_go(done: D
 
     def attend() -> None:
         for term in range(1, ROUNDS + 1):
-            cursors, ended = standing.begin_claims(), False
+            lines, ended = standing.lines(), False
             while not ended and (position := standing.next_claim(term, PATIENCE_NS // 100)) != TERM_OVER:
                 if position != NO_CLAIM:
                     query = standing.claim(position).caller.query
                     ran.append(query)
                     end = BlockEnd(query, 2, reported=False, begin_ns=0, end_ns=0)
-                    ended = standing.end(term, position, cursors, end, done)
+                    ended = standing.end(term, position, lines, end, done)
                 elif over.is_set():  # the test has failed
                     return
             rang.set()
