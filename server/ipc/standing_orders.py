@@ -66,9 +66,7 @@ class StandingOrder(msgspec.Struct, frozen=True):
     versions: tuple[int, ...]  # of each layer
     cores: CoreSet
     wait_ns: int = 0  # what the claims of its tenant together may take; 0: it runs at once or not at all
-    late_us: int = (
-        0  # one that others wait for is refused where it would begin later; so is one without room; 0: none is
-    )
+    late_us: int = 0  # if others wait, it is refused where it would begin later, or has no room; 0: it never is
 
 
 class Claim(NamedTuple):
@@ -169,6 +167,10 @@ class StandingOrders:
     def running(self, term: int) -> Claim | None:
         """The query that has been claimed and has not ended."""
         return self._running(self._functions.orders_state(self.address), term)
+
+    def each_ns(self) -> int:
+        """What a claim takes on average, from the end of the one before it, while others wait; 0: none has run."""
+        return int(self._functions.claim_pace_ns(self.address))
 
     def end_of(self, query: int) -> BlockEnd:
         """How the query ended with which the last term has ended."""
@@ -286,6 +288,7 @@ def _functions() -> Any:
         ("open_orders", flag, pointer, number, number),
         ("withdraw_orders", number, pointer, number, number),
         ("take_waiting", number, pointer, number, number, pointer),
+        ("claim_pace_ns", number, pointer),
         ("close_orders", number, pointer, number),
         ("orders_state", number, pointer),
         ("claim_lines_bytes", ctypes.c_uint64),

@@ -28,13 +28,15 @@ static claim_end *end_of(uint8_t *memory) { return (claim_end *)(void *)(memory 
 
 /* What the worker keeps of the claims that have ended. */
 typedef struct {
-  _Atomic uint32_t each_ns; /* from one to the next while others wait, with what kept the worker off its core: a mean */
+  _Atomic uint32_t each_ns; /* from one to the next while others wait, with what kept the worker off its core: a mean; 0: none has */
   uint32_t openings;        /* of the state */
   int64_t last_ns;          /* when the last one ended, if another waited; else 0 */
-  int64_t sum_ns;           /* of what the last SMOOTHED took */
+  int64_t sum_ns;           /* of what the last `counted` took, */
+  uint32_t counted;         /* SMOOTHED at most */
 } pace;
 
-enum { SMOOTHED = 128, MOST_EACH_NS = 20000000 };
+/* FIRST_CLAIMS of a tenant may wait before any has run. */
+enum { SMOOTHED = 128, MOST_EACH_NS = 20000000, FIRST_CLAIMS = 8 };
 
 static pace *pace_of(uint8_t *memory) { return (pace *)(void *)(memory + LINE + LINE / 2); }
 
@@ -110,11 +112,12 @@ static enum claimed foresee(uint8_t *memory, uint32_t lanes, uint32_t from, uint
   const uint32_t mark = marked(found >> TERM), pushed = own->pushed;
   if (what(found) == STANDING_OPEN) return own->mark[pushed % CLAIMS] == mark ? ENGINE_DECIDES : CLAIM_RUNS;
   const standing_claim *const runs = claim_at(memory, lanes, position_of(found));
-  const uint32_t each_ns = atomic_load_explicit(&pace_of(memory)->each_ns, memory_order_relaxed);
+  uint32_t each_ns = atomic_load_explicit(&pace_of(memory)->each_ns, memory_order_relaxed);
+  if (!each_ns) each_ns = orders[order].wait_ns / FIRST_CLAIMS + 1;
   if (priority_level != DEFAULT_PRIORITY_LEVEL || !runs || runs->order >= count || !orders[runs->order].wait_ns ||
       orders[order].wait_ns <= each_ns)
     return ENGINE_DECIDES;
-  if (!has_room(memory, orders, count, order, each_ns + 1)) return orders[order].late_us ? CLAIM_REFUSED : ENGINE_DECIDES;
+  if (!has_room(memory, orders, count, order, each_ns)) return orders[order].late_us ? CLAIM_REFUSED : ENGINE_DECIDES;
   return own->mark[(pushed - MOST_CLAIMS_WAITING) % CLAIMS] == mark ? ENGINE_DECIDES : CLAIM_WAITS;
 }
 
@@ -284,11 +287,26 @@ static int64_t next_in_turn(uint8_t *memory, uint32_t lanes, uint32_t term, clai
   return NO_CLAIM;
 }
 
-bool others_wait(uint8_t *memory) {
+/* Besides the claim that runs. */
+static bool others_wait(uint8_t *memory) {
   int64_t held = 0;
   for (uint32_t i = 0; i < MOST_STANDING; i++) held += atomic_load_explicit(&held_of(memory)[i], memory_order_relaxed);
   return held > 1;
 }
+
+bool begins_late(uint8_t *memory, uint32_t lanes, const standing_claim *claim, int64_t begin_ns) {
+  if (claim->order >= MOST_STANDING) return false;
+  const int64_t late_ns = INT64_C(1000) * orders_of(memory, lanes)[claim->order].late_us;
+  return late_ns && begin_ns - claim->arrival_ns > late_ns && others_wait(memory);
+}
+
+/* At most MOST_EACH_NS, whatever a worker has written. */
+EXPORT uint32_t claim_pace_ns(uint8_t *memory) {
+  const uint32_t each_ns = atomic_load_explicit(&pace_of(memory)->each_ns, memory_order_relaxed);
+  return each_ns < MOST_EACH_NS ? each_ns : MOST_EACH_NS;
+}
+
+void pause_pace(uint8_t *memory) { pace_of(memory)->last_ns = 0; }
 
 /* `waits`: whether another does now. */
 static void note_pace(pace *of, const claim_end *end, bool waits) {
@@ -297,8 +315,11 @@ static void note_pace(pace *of, const claim_end *end, bool waits) {
   if (end->refused) return;
   if (elapsed_ns < 0) elapsed_ns = 0;
   if (elapsed_ns > MOST_EACH_NS) elapsed_ns = MOST_EACH_NS;
-  of->sum_ns += elapsed_ns - of->sum_ns / SMOOTHED;
-  atomic_store_explicit(&of->each_ns, (uint32_t)(of->sum_ns / SMOOTHED), memory_order_relaxed);
+  if (of->counted < SMOOTHED) of->counted++;
+  else of->sum_ns -= of->sum_ns / SMOOTHED;
+  of->sum_ns += elapsed_ns;
+  const int64_t each_ns = of->sum_ns / of->counted;
+  atomic_store_explicit(&of->each_ns, each_ns ? (uint32_t)each_ns : 1, memory_order_relaxed);
 }
 
 /* What its tenant is charged for a claim. */

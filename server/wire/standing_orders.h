@@ -66,7 +66,8 @@ typedef struct {
 enum { NO_CLAIM = -1, TERM_OVER = -2 };
 const standing_claim *claim_at(uint8_t *memory, uint32_t lanes, uint32_t position);
 int64_t next_claim(uint8_t *memory, uint32_t term, int64_t patience_ns);
-bool others_wait(uint8_t *memory); /* besides the claim that runs */
+bool begins_late(uint8_t *memory, uint32_t lanes, const standing_claim *claim, int64_t begin_ns); /* and is to be refused */
+void pause_pace(uint8_t *memory); /* what comes before the next claim does not count for it */
 typedef struct claim_lines claim_lines;
 void begin_claims(uint8_t *memory, uint32_t lanes, claim_lines *lines);
 int end_claim(uint8_t *memory, uint32_t term, uint32_t position, claim_lines *lines, const done_queries *done,

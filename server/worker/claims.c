@@ -12,7 +12,6 @@ typedef struct {
   const int32_t *rows;
   int64_t layers;
   int64_t core_set, crowded_core_set; /* their numbers: where it runs, and where while claims come fast */
-  int64_t late_ns;                    /* one that others wait for is refused where it would begin later; 0: none is */
 } prepared_claim;
 
 typedef int runner(void *self, const ffi_any *arguments, int32_t count, ffi_any *result); /* block_runner.c: run */
@@ -84,16 +83,17 @@ FFI_EXPORT(attend) {
     loop->begin_ns = now_ns();
     const standing_claim *claim = claim_at(loop->standing, loop->lanes, loop->position);
     if (claim && loop->begin_ns - claim->caller.taken_ns > LATE_NS) loop->crowded = 1;
+    claim_end end = {.begin_ns = loop->begin_ns, .end_ns = loop->begin_ns};
+    end.refused = claim && begins_late(loop->standing, loop->lanes, claim, loop->begin_ns);
     const prepared_claim *block = NULL;
     if (claim && claim->order < MOST_STANDING && claim->slot < loop->slots)
       block = &loop->prepared[claim->order * loop->slots + claim->slot];
-    if (loop->unread || !block || !block->rows || (loop->crowded ? block->crowded_core_set : block->core_set) != loop->core_set) {
+    if (!end.refused && (loop->unread || !block || !block->rows || (loop->crowded ? block->crowded_core_set : block->core_set) != loop->core_set)) {
+      pause_pace(loop->standing); /* once for each slot */
       *result = number(UNPREPARED);
       return 0;
     }
     note_pace(loop, loop->begin_ns);
-    claim_end end = {.begin_ns = loop->begin_ns, .end_ns = loop->begin_ns};
-    end.refused = block->late_ns && loop->begin_ns - claim->arrival_ns > block->late_ns && others_wait(loop->standing);
     if (!end.refused) {
       const int failed = run_claim(loop, block);
       if (failed) return failed;

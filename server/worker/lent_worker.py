@@ -30,7 +30,6 @@ _PREPARED = np.dtype(
         ("layers", np.int64),
         ("core_set", np.int64),
         ("crowded_core_set", np.int64),
-        ("late_ns", np.int64),
     ]
 )
 
@@ -216,7 +215,7 @@ class LentWorker:
     def _prepare(self, number: int, block: BoundBlock, order: StandingOrder, crowded_cores: CoreSet) -> None:
         self._blocks[number] = block
         core_sets = self._number(order.cores), self._number(crowded_cores)
-        self._prepared[number] = (*block.addresses, block.stop, *core_sets, 1000 * order.late_us)
+        self._prepared[number] = (*block.addresses, block.stop, *core_sets)
 
     def _number(self, cores: CoreSet) -> int:
         return self._core_sets.setdefault(cores, len(self._core_sets))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
-from veltair.server.engine.arrivals import SMOOTHING, Arrival, Arrivals
+from veltair.server.engine.arrivals import Arrival, Arrivals
 from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.lending.lone_orders import LoneOrder, LoneOrders
 from veltair.server.ipc.done_queries import Caller
@@ -42,8 +42,6 @@ class ClaimedArrivals:
         self, arrivals: Arrivals, lanes: FrontLanes, orders: LoneOrders, standing: StandingOrders | None
     ) -> None:
         self._arrivals, self._lanes, self._orders, self._standing = arrivals, lanes, orders, standing
-        self._left_ns = 0  # since when some wait that had no room; 0: none does
-        self._each_ns = 0.0  # between two that were claimed, while others waited
 
     def may_wait(self) -> bool:
         """Whether all that has arrived could be claimed, now or later."""
@@ -58,20 +56,9 @@ class ClaimedArrivals:
         runs = self._standing.running(term)
         if runs is not None and not self.is_waited_for(runs, lent):
             return False
-        before = len(self._arrivals)
         are_all = self._arrivals.hand_over(self._claim)
-        self._note_pace(before - len(self._arrivals), are_all=are_all)
         left = [(arrival.message.tenant, arrival.message.batch) for arrival in self._arrivals]
         return are_all or (self.may_wait() and all(key in lent and lent[key].order.wait_ns for key in left))
-
-    def _note_pace(self, claimed: int, *, are_all: bool) -> None:
-        now_ns = time.monotonic_ns()
-        if claimed and self._left_ns:
-            self._each_ns += ((now_ns - self._left_ns) / claimed - self._each_ns) * SMOOTHING
-        if are_all:
-            self._left_ns = 0
-        elif claimed or not self._left_ns:
-            self._left_ns = now_ns
 
     def _claim(self, arrival: Arrival) -> bool:
         standing, (message, lane) = self._standing, arrival
@@ -88,7 +75,6 @@ class ClaimedArrivals:
         """No more claims of this term run: those that wait, of all rings, are queries that have arrived. Returns the
         one that runs. Workers write this memory, too: raises BrokenOrdersError, and takes nothing, where it has what no
         thread claims. `known`: the queries in flight."""
-        self._left_ns = 0
         running = standing.withdraw(term)
         claims = ([] if running is None else [running]) + standing.take_waiting(term)
         orders = list(lent.items())
@@ -127,5 +113,7 @@ class ClaimedArrivals:
         if not lending:
             if over_ns := self._arrivals.too_long_ns(tenant):
                 self._lanes.shut(tenant, 1, over_ns)
-        elif over_ns := self._arrivals.too_long_ns(tenant, max(self._orders.longest_ns(tenant), self._each_ns)):
-            self._lanes.refuse(tenant, over_ns)
+        else:
+            each_ns = max(self._orders.longest_ns(tenant), self._standing.each_ns() if self._standing else 0)
+            if over_ns := self._arrivals.too_long_ns(tenant, each_ns):
+                self._lanes.refuse(tenant, over_ns)

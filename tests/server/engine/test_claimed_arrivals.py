@@ -17,6 +17,7 @@ from veltair.server.engine.arrivals import Arrivals
 from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.lending.claimed_arrivals import ClaimedArrivals
 from veltair.server.engine.lending.lone_orders import LoneOrder, LoneOrders
+from veltair.server.ipc.block_orders import BlockEnd
 from veltair.server.ipc.done_queries import Caller
 from veltair.server.ipc.messages import InferQuery, TenantSpec
 from veltair.server.ipc.standing_orders import (
@@ -147,27 +148,18 @@ def test_whatever_workers_write_costs_no_more_than_the_term(
         assert len({each.query for each in found}) == len(found)
 
 
-def test_a_line_is_as_long_as_it_takes_and_no_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
-    claims, now_ns, refused = Claims(), [10**12], []
-    monkeypatch.setattr("veltair.server.engine.lending.claimed_arrivals.time.monotonic_ns", lambda: now_ns[0])
+def test_a_line_is_as_long_as_it_takes_and_no_shorter() -> None:
+    claims, refused = Claims(), list[tuple[int, int]]()
     claims.lanes.refuse = lambda tenant, for_ns: refused.append((tenant, for_ns))
-    room = [0]
-
-    def takes(*_: object) -> bool:
-        room[0] -= 1
-        return room[0] >= 0
-
-    monkeypatch.setattr(claims.claimed, "_claim", takes)
-    for number in range(1, 61):
-        claims.arrivals.add(InferQuery(number, 0, number % SLOTS, 1, now_ns[0], None), 0)
-    for _ in range(50):  # one in a millisecond, whatever its kernels take
-        room[0] = 1
-        claims.claimed.hand_over(TERM, LENT)
-        now_ns[0] += 10**6
-    assert len(claims.arrivals) == 10
+    lines = claims.standing.lines()
+    for query in range(1, 21):  # one in half a millisecond, whatever its kernels take
+        assert claims.ask(query)
+        end = BlockEnd(query, 1, reported=False, begin_ns=query * 500_000, end_ns=query * 500_000 + 500_000)
+        claims.standing.end(TERM, claims.standing.next_claim(TERM, 0), lines, end, done=None)
+    for number in range(21, 41):
+        claims.arrivals.add(InferQuery(number, 0, number % SLOTS, 1, time.monotonic_ns(), None), 0)
     claims.claimed.refuse_more(0, lending=True)
-    [(tenant, for_ns)] = refused
-    assert tenant == 0 and 8 * 10**6 < for_ns < 9 * 10**6  # ten wait, and may wait for a tenth of their target
+    assert refused == [(0, 9 * 10**6)]  # twenty wait, and may wait for a tenth of their target
 
 
 def test_nobody_waits_behind_one_that_is_not_short() -> None:

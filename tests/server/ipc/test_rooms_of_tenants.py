@@ -49,8 +49,12 @@ class Line:
         return self.names[self.standing.order(claim.order).tenant]
 
     def open(self, term: int) -> None:
+        """What a claim takes is known from the first one."""
         self.standing.open(term)
         self.lines = self.standing.lines()
+        if not self.standing.each_ns():
+            assert self.ask(self.names[0], 1) == 1
+            self.run(term, self.standing.next_claim(term, patience_ns=0))
 
 
 def test_no_tenant_fills_the_line_for_another() -> None:
@@ -108,6 +112,14 @@ def test_the_worker_divides_its_time_by_weights(heavy: int, light: int, long_ns:
         assert line.ask(name, 1) == 1
         most_ahead = (long_ns + 1) / heavy + (short_ns + 1) / light  # the bound of start-time fair queueing
         assert abs(had["one"] / heavy - had["other"] / light) <= 1.01 * most_ahead
+
+
+def test_few_wait_until_it_is_known_what_a_claim_takes() -> None:
+    """A flood that meets a worker which has run nothing yet would fill hundreds of places."""
+    line = Line(flood=10_000_000, quiet=10_000_000)
+    line.standing.open(1)
+    assert 1 <= line.ask("flood", 100) <= 8
+    assert 1 <= line.ask("quiet", 100) <= 8
 
 
 def test_what_was_taken_back_leaves_its_room() -> None:

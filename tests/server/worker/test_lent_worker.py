@@ -238,3 +238,4 @@ def test_claims_that_would_begin_late_are_refused_while_others_wait(term: Term) 
 
     until("their ends", all_told)
     assert found == {1: False, 2: True, 3: False, 4: False}  # nobody waits for the last one
+    assert [slot for _, slot in term.worker.prepared] == [0, 2, 3]  # nothing for who is refused
