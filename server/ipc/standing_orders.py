@@ -41,8 +41,7 @@ from veltair.server.ipc.done_queries import Caller, DoneQueries
 from veltair.server.ipc.worker_cell import pack_cores, unpack_cores
 from veltair.types import DEFAULT_PRIORITY_LEVEL, CoreSet
 
-MOST_ORDERS, MOST_LAYERS = 16, 219
-CLAIMS = 256  # places of a ring
+MOST_ORDERS, MOST_LAYERS, CLAIMS = 16, 219, 256  # the last: places of a ring
 _TERM, _TERMS, _POSITION, _WHAT = 17, 1 << 15, 2, 3
 _CLOSED, _OPEN, _CLAIMED, _WITHDRAWN = range(4)  # the lowest two bits of the state
 _RUNS = (_CLAIMED, _WITHDRAWN)
@@ -169,7 +168,7 @@ class StandingOrders:
         return self._running(self._functions.orders_state(self.address), term)
 
     def each_ns(self) -> int:
-        """What a claim takes on average, from the end of the one before it, while others wait; 0: none has run."""
+        """What a claim takes on average, beginning with the end of the one before it; 0: none has run."""
         return int(self._functions.claim_pace_ns(self.address))
 
     def end_of(self, query: int) -> BlockEnd:
