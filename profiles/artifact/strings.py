@@ -32,17 +32,24 @@ class Strings:
 
     @classmethod
     def from_values(cls, values: Iterable[bytes | str]) -> Self:
-        """Pack these values; `str` is encoded as UTF-8. Raises TooLargeError beyond MOST_BYTES."""
-        encoded = [value.encode() if isinstance(value, str) else bytes(value) for value in values]
-        return cls.from_sizes(np.frombuffer(b"".join(encoded), np.uint8), np.fromiter(map(len, encoded), np.int64))
+        """Pack these values; `str` is encoded as UTF-8. Raises TooLargeError beyond MOST_BYTES, TypeError."""
+        encoded: list[bytes | str] | list[bytes] = list(values)
+        try:
+            data = b"".join(encoded)  # type: ignore[arg-type]
+        except TypeError:  # some are `str`; a model of a thousand features has a hundred thousand, mostly of bytes
+            encoded = [value.encode() if isinstance(value, str) else bytes(memoryview(value)) for value in encoded]
+            data = b"".join(encoded)
+        sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        return cls.from_sizes(np.frombuffer(data, np.uint8), sizes)
 
     @classmethod
     def from_sizes(cls, data: NDArray[np.uint8], sizes: NDArray[np.integer]) -> Self:
         """Strings of these sizes in bytes, in sequence in `data`. Raises TooLargeError beyond MOST_BYTES."""
-        ends = np.cumsum(sizes, dtype=np.int64)
-        if ends.size and ends[-1] > MOST_BYTES:
-            raise TooLargeError(f"{ends[-1]} bytes of text; at most {MOST_BYTES} can be taken at once")
-        return cls(data, np.concatenate([[0], ends]).astype(np.int32))
+        offsets = np.zeros(len(sizes) + 1, np.int64)
+        np.cumsum(sizes, out=offsets[1:])
+        if offsets[-1] > MOST_BYTES:
+            raise TooLargeError(f"{offsets[-1]} bytes of text; at most {MOST_BYTES} can be taken at once")
+        return cls(data, offsets.astype(np.int32))
 
     @classmethod
     def concat(cls, parts: Sequence[Strings]) -> Self:

@@ -64,4 +64,8 @@ def _strings(where: str, data: bytes | memoryview | Array | Sequence[bytes], cou
         raise RequestError(f"{where}: expected {BYTES} data, got {datatype_name(data.dtype)}")
     if len(data) != count:
         raise RequestError(f"{where}: expected {count} strings, got {len(data)}")
-    return Strings.from_values(data)
+    try:
+        return Strings.from_values(data)
+    except TypeError:
+        other = next(each for each in data if not isinstance(each, (bytes, str)))
+        raise RequestError(f"{where}: expected texts or bytes, got {type(other).__name__}") from None

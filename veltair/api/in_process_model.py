@@ -127,7 +127,8 @@ def _named_tensor(name: str, port: Port | None, values: ArrayLike) -> NamedTenso
     if port is None:
         return NamedTensor(name, "", (), b"")
     datatype = datatype_name(port.dtype)
-    array = as_array(values, DTYPES.get(datatype, np.dtype(object)))
+    dtype = DTYPES.get(datatype)
+    array = np.asarray(values, object) if dtype is None else as_array(values, dtype)  # of thousands of texts, each once
     if array.dtype.hasobject:
         return NamedTensor(name, datatype, array.shape, array.ravel().tolist())
     return NamedTensor(name, datatype_name(array.dtype), array.shape, array.tobytes())

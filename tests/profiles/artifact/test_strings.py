@@ -29,6 +29,12 @@ def test_text_is_utf8() -> None:
     assert Strings.from_values(["Größe", b"\xff\0"]).tolist() == ["Größe".encode(), b"\xff\0"]
 
 
+@pytest.mark.parametrize("other", [3, 2.5, None, ["a"]])
+def test_what_is_no_text_is_refused(other: object) -> None:
+    with pytest.raises(TypeError):
+        Strings.from_values([b"a", other])  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize(
     ("offsets", "says"),
     [

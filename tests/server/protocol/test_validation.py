@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from veltair.errors import RequestError
 from veltair.profiles.artifact.manifest import Port
 from veltair.server.protocol.infer_request import NamedTensor, RequestedOutput
+from veltair.server.protocol.tensor_values import tensor_values
 from veltair.server.protocol.validation import InputValidator, priority_level, timeout_ns, validate_outputs
 
 DENSE = Port("dense", "float32", (-1, 3))
@@ -39,6 +40,13 @@ def test_arrays_come_by_name_without_a_copy() -> None:
     np.testing.assert_array_equal(inputs["dense"], np.arange(6, dtype=np.float32).reshape(2, 3))
     assert not inputs["dense"].flags.owndata and not inputs["dense"].flags.writeable
     np.testing.assert_array_equal(inputs["ids"], [[0, 9], [3, 4]])
+
+
+@pytest.mark.parametrize("other", [3, 2.5, None, ["a"]])
+def test_what_is_no_text_is_refused(other: object) -> None:
+    """An application's own array of objects may have anything."""
+    with pytest.raises(RequestError, match=f"input 's': expected texts or bytes, got {type(other).__name__}"):
+        tensor_values(NamedTensor("s", "BYTES", (2,), [b"a", other]))  # type: ignore[list-item]
 
 
 REFUSED = {
