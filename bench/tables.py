@@ -158,6 +158,13 @@ mix). Peaks are of DLRM alone.""",
         short_floods.TEXT,
         lambda: with_environment("epyc-avx2/short-floods", lambda found: short_floods.markdown(found["runs"])),
     ),
+    Section(
+        f"{short_floods.TITLE}, on a Xeon with AMX",
+        """The same with tenants that are served [in turn](decisions/112-tenants-of-short-queries-in-turn.md), one run,
+on two cores of a Xeon whose memory gave one core 7 GB/s. The peak, from which the load is reckoned, differs five times
+from run to run here: the load generator and the I/O thread have the cores before the worker.""",
+        lambda: with_environment("xeon-amx/short-floods", lambda found: short_floods.markdown(found["runs"])),
+    ),
     Section(int8.TITLE, int8.TEXT, lambda: with_environment("int8", int8.table)),
     Section(
         f"{int8.TITLE}, on an EPYC",

@@ -24,6 +24,7 @@ from veltair.compiler.onnx.node_evaluation import Array, Shape
 from veltair.errors import ModelError
 
 Facts: TypeAlias = Mapping[str, TensorFacts]
+LIMITING = {"Min", "Max", "Clip", "Mod"}
 MOST_BRANCHES = 3  # of a model whose combinations are followed: each doubles them
 
 
@@ -94,6 +95,21 @@ class GraphFacts:
             if any(n in found or not (n in steps or _foreseen(n, samples, bounds, max_batch)) for n in made):
                 found |= steps & read_names(node)
         return {name: f"the value of {name!r} is another one for small or large batches" for name in found}
+
+    def cut(self, facts: Facts, unknown: Mapping[str, str], max_batch: int) -> str | None:
+        """A tensor that grows as the sample sizes say, and no longer at the bounds of the batch, as `x[:20]` does."""
+        if not self.dynamic or not any(_may_cut(node, facts) for node in all_nodes(self.proto.graph.node)):
+            return None
+        try:
+            _, bounds = self.propagate(unknown, (1, max_batch))
+        except ModelError:  # some batches fail in any engine
+            return None
+        for name, at in bounds.items():
+            dims = [dimension(extents) for extents in zip(*facts[name].shapes, strict=True)] if name in facts else []
+            for dim, *extents in zip(dims, *at.shapes, strict=False):
+                if dim is not None and extents != [dim if dim >= 0 else -dim * batch for batch in (1, max_batch)]:
+                    return name
+        return None
 
     def doubtful(
         self, propagation: ShapePropagation, facts: Facts, unknown: Mapping[str, str]
@@ -181,6 +197,19 @@ class _Followed:
     chosen: Sequence[bool]
     nodes: Sequence[onnx.NodeProto]
     conditions: Sequence[str]
+
+
+def _may_cut(node: onnx.NodeProto, facts: Facts) -> bool:
+    """Whether it takes a part of what grows with the batch, or works with numbers that do."""
+    read = [facts[name] for name in node.input if name in facts]
+    if node.op_type == "Slice":
+        grows = [len(set(extents)) > 1 for extents in zip(*read[0].shapes, strict=True)] if read else []
+        stated = facts.get(node.input[3]) if len(node.input) > 3 else None
+        axes = range(len(grows))
+        if stated and stated.values and (constant := stated.constant) is not None:
+            axes = constant.ravel().tolist()
+        return any(grows[axis] for axis in axes if -len(grows) <= axis < len(grows))
+    return node.op_type in LIMITING and any(each.values and each.constant is None for each in read)
 
 
 def _foreseen(name: str, samples: _Followed, bounds: _Followed, max_batch: int) -> bool:

@@ -57,9 +57,32 @@ def fold_shapes(
     """
     leave_out_constants(proto.graph.node, constants)
     known = GraphFacts(proto=proto, constants=constants, dynamic=dynamic, path=path, fallback=fallback)
-    propagation, facts = known.propagate({})
-    if unknown := known.changing(propagation, max_batch):
+    uneven: dict[str, str] = {}
+    while True:
+        try:
+            return _fold(known, uneven, max_batch, output_room)
+        except UnevenDimensionError as error:  # ONNX Runtime takes it, and what follows from it
+            if not fallback or error.tensor in uneven:
+                raise
+            uneven[error.tensor] = f"the shape of {error.tensor!r} does not grow in proportion to the batch"
+
+
+class UnevenDimensionError(ModelError):
+    """A dimension of a tensor grows with the batch, and not in proportion, at every batch that is allowed."""
+
+    def __init__(self, path: Path, tensor: str) -> None:
+        super().__init__(f"{path}: tensor {tensor!r}: a dimension grows with the batch, but not in proportion")
+        self.tensor = tensor
+
+
+def _fold(known: GraphFacts, uneven: Mapping[str, str], max_batch: int, output_room: OutputRoom) -> FoldedGraph:
+    """`uneven`: tensors whose shapes count as ones that cannot be told, and why."""
+    proto, constants, dynamic, path, fallback = known.proto, known.constants, known.dynamic, known.path, known.fallback
+    propagation, facts = known.propagate(uneven)
+    if unknown := {**uneven, **known.changing(propagation, max_batch)}:
         propagation, facts = known.propagate(unknown)
+    if (cut := known.cut(facts, unknown, max_batch)) is not None:
+        raise UnevenDimensionError(path, cut)
     branches = known.doubtful(propagation, facts, unknown) if fallback else {}
     sized: Mapping[str, Port] = {}
     # An output that has the batch twice, or behind another dimension, is given like one whose extents values decide.
@@ -107,7 +130,7 @@ def tensor_spec(name: str, facts: TensorFacts, path: Path) -> TensorSpec:
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(facts.types[0].kind))
     dims = [dimension(extents) for extents in zip(*facts.shapes, strict=True)]
     if any(dim is None for dim in dims):
-        raise ModelError(f"{path}: tensor {name!r}: a dimension grows with the batch, but not in proportion")
+        raise UnevenDimensionError(path, name)
     return TensorSpec(name, "string" if dtype.kind == "O" else str(dtype), tuple(d for d in dims if d is not None))
 
 
