@@ -205,7 +205,7 @@ def _may_cut(node: onnx.NodeProto, facts: Facts) -> bool:
     if node.op_type == "Slice":
         grows = [len(set(extents)) > 1 for extents in zip(*read[0].shapes, strict=True)] if read else []
         stated = facts.get(node.input[3]) if len(node.input) > 3 else None
-        axes = range(len(grows))
+        axes = list(range(len(grows)))
         if stated and stated.values and (constant := stated.constant) is not None:
             axes = constant.ravel().tolist()
         return any(grows[axis] for axis in axes if -len(grows) <= axis < len(grows))
