@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 import weakref
@@ -32,15 +33,23 @@ class ScratchFolder:
         parent = Path(tempfile.gettempdir())
         _remove_abandoned(parent)
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-", dir=parent))
+            self.path = parent / f"{PREFIX}{purpose}-{secrets.token_hex(16)}"  # a name that no other folder has
+            self._locks: list[int] = []
+            self._end = weakref.finalize(self, _remove, self.path, self._locks)  # first: a signal may end what follows
+            self.path.mkdir(0o700)
             descriptor = _locked(self.path, fcntl.LOCK_SH)
             if descriptor is not None:
-                break  # otherwise another process found it before it was locked, and removed it
-        self._end = weakref.finalize(self, _remove, self.path, descriptor)
+                self._locks.append(descriptor)
+                break
+            self._end.detach()  # another process found it before it was locked, and removed it
 
     def close(self) -> None:
-        """Remove it, if it is still there."""
-        self._end()
+        """Remove it, if it is still there, also where a signal comes meanwhile."""
+        try:
+            self._end()
+        except BaseException:
+            _remove(self.path, self._locks)
+            raise
 
     def __enter__(self) -> Path:
         return self.path
@@ -70,9 +79,11 @@ def _locked(folder: Path, kind: int) -> int | None:
     return None
 
 
-def _remove(folder: Path, descriptor: int) -> None:
+def _remove(folder: Path, locks: list[int]) -> None:
+    """`locks`: descriptors that hold them; none is left in it."""
     shutil.rmtree(folder, ignore_errors=True)
-    os.close(descriptor)
+    while locks:
+        os.close(locks.pop())
 
 
 def _remove_abandoned(parent: Path) -> None:
@@ -82,4 +93,4 @@ def _remove_abandoned(parent: Path) -> None:
                 continue
             descriptor = _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if descriptor is not None:
-                _remove(folder, descriptor)
+                _remove(folder, [descriptor])

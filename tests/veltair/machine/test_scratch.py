@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import gc
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -47,6 +51,60 @@ def test_a_folder_is_this_users_alone_and_goes_with_its_object(parent: Path) -> 
     assert folder.path.stat().st_mode & 0o777 == 0o700
     del folder
     assert not list(parent.iterdir())
+
+
+def test_a_signal_at_any_moment_leaves_nothing(parent: Path) -> None:
+    """A signal's exception comes out of whichever line runs."""
+    steps = interrupted_at(-1)
+    assert steps > 20
+    for step in range(steps):
+        try:
+            interrupted_at(step)
+        except SystemExit:
+            gc.collect()
+        assert not list(parent.iterdir()), step
+
+
+def test_a_signal_while_it_is_removed_leaves_nothing(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remove, calls = shutil.rmtree, list[Any]()
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        calls.append(args)
+        if len(calls) == 1:
+            raise SystemExit(143)
+        remove(*args, **options)
+
+    folder = ScratchFolder("held")
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    with pytest.raises(SystemExit, match="143"), folder:
+        pass
+    assert not list(parent.iterdir()) and len(calls) == 2
+
+
+def interrupted_at(step: int) -> int:
+    """A folder with a file in it is made and removed, up to this line. Returns how many lines there are."""
+    count = 0
+
+    def line(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        if event == "line":
+            count += 1
+            if count == step + 1:
+                sys.settrace(None)
+                raise SystemExit(143)
+        return line
+
+    def call(frame: FrameType, event: str, argument: object) -> Any:
+        return line if frame.f_code.co_filename.endswith("/scratch.py") else None
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        with ScratchFolder("held") as folder:
+            (folder / "large").write_bytes(b"x")
+    finally:
+        sys.settrace(before)
+    return count
 
 
 def test_links_files_and_other_folders_are_left_alone(parent: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
