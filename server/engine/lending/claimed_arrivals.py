@@ -19,6 +19,8 @@ from veltair.server.ipc.standing_orders import BrokenOrdersError, Claim, Standin
 from veltair.server.ipc.worker_cell import ATTEND
 from veltair.types import PRIORITY_LEVELS
 
+BELIEVED = 4  # times what a query takes: the pace of claims stands where any worker can write
+
 
 class ClaimedQuery(NamedTuple):
     """A query that has been claimed: `ClaimedQuery(infer_query, caller, lone_order)`."""
@@ -114,6 +116,7 @@ class ClaimedArrivals:
             if over_ns := self._arrivals.too_long_ns(tenant):
                 self._lanes.shut(tenant, 1, over_ns)
         else:
-            each_ns = max(self._orders.longest_ns(tenant), self._standing.each_ns() if self._standing else 0)
+            longest_ns, paced_ns = self._orders.longest_ns(tenant), self._standing.each_ns() if self._standing else 0
+            each_ns = min(max(longest_ns, paced_ns), BELIEVED * longest_ns)
             if over_ns := self._arrivals.too_long_ns(tenant, each_ns):
                 self._lanes.refuse(tenant, over_ns)

@@ -27,10 +27,13 @@ from veltair.server.ipc.standing_orders import (
     StandingOrders,
     create_standing_orders,
 )
+from veltair.types import LayerBlock
 
 LANES, SLOTS, TERM = 2, 8, 5
 SPECS = {number: TenantSpec(f"{number}", "/", "ab12", 10**7, 0.95, 1, batching=True) for number in range(2)}
 LENT = {(tenant, 1): LoneOrder(StandingOrder(tenant, 1, (0,), (0,), 10**6), 1.0, 100) for tenant in SPECS}
+
+BLOCK = LayerBlock(1, 0, 1, (0,), 1, 200_000)
 
 
 class Lanes:
@@ -57,8 +60,8 @@ class Claims:
         os.close(descriptor)
         self.arrivals = Arrivals(SPECS)
         self.lanes = Lanes()
-        orders = LoneOrders(SPECS, lambda *_: None, (0,), refuses=True)
-        self.claimed = ClaimedArrivals(self.arrivals, cast(FrontLanes, self.lanes), orders, self.standing)
+        self.orders = LoneOrders(SPECS, lambda *_: BLOCK, (0,), refuses=True)
+        self.claimed = ClaimedArrivals(self.arrivals, cast(FrontLanes, self.lanes), self.orders, self.standing)
         self.standing.write([lone.order for lone in LENT.values()])
         self.standing.open(TERM)
 
@@ -152,6 +155,7 @@ def test_a_line_is_as_long_as_it_takes_and_no_shorter() -> None:
     claims, refused = Claims(), list[tuple[int, int]]()
     claims.lanes.refuse = lambda tenant, for_ns: refused.append((tenant, for_ns))
     lines = claims.standing.lines()
+    claims.orders.foresee(InferQuery(1, 0, 1, 1, time.monotonic_ns(), None))
     for query in range(1, 21):  # one in half a millisecond, whatever its kernels take
         assert claims.ask(query)
         end = BlockEnd(query, 1, reported=False, begin_ns=query * 500_000, end_ns=query * 500_000 + 500_000)
@@ -160,6 +164,16 @@ def test_a_line_is_as_long_as_it_takes_and_no_shorter() -> None:
         claims.arrivals.add(InferQuery(number, 0, number % SLOTS, 1, time.monotonic_ns(), None), 0)
     claims.claimed.refuse_more(0, lending=True)
     assert refused == [(0, 9 * 10**6)]  # twenty wait, and may wait for a tenth of their target
+
+
+def test_no_worker_has_a_lone_query_refused_by_what_it_writes() -> None:
+    claims, refused = Claims(), list[tuple[int, int]]()
+    claims.lanes.refuse = lambda tenant, for_ns: refused.append((tenant, for_ns))
+    claims.orders.foresee(InferQuery(1, 0, 1, 1, time.monotonic_ns(), None))
+    claims.standing._page[:] = b"\xff" * len(claims.standing._page)
+    claims.arrivals.add(InferQuery(1, 0, 1, 1, time.monotonic_ns(), None), 0)
+    claims.claimed.refuse_more(0, lending=True)
+    assert not refused
 
 
 def test_nobody_waits_behind_one_that_is_not_short() -> None:
