@@ -99,17 +99,17 @@ GPU: 1.22x to 1.49x for needless safety steps, 1.86x for look-ups without a redu
         """Models that TensorFlow wrote from `tf.feature_column`s and from Keras layers, compiled in fp32 from the
 SavedModel alone; two threads of an EPYC with AVX2 (`python -m bench.recsys.saved_models --tensorflow PYTHON`). "tenth"
 has a tenth of the columns of RECom's E, 101, and all of its tower; E and F with their towers are not measured yet.
-TensorFlow runs the SavedModel's signature, with a tensor for each feature inside its timing; veltair takes packed features, or an
-array for each, whose texts are Python's. "Gone" is the part of TensorFlow's operators that no kernel is left of (paper:
+TensorFlow runs the SavedModel's signature, with a tensor for each feature inside its timing; veltair takes packed
+features, or an array for each, whose texts are Python's. "Gone" is the part of TensorFlow's operators that no kernel is left of (paper:
 84 % of the columns'). The bar is 6.6x. With so few columns the tower takes most of the time, and both compute it at
 about the same rate.""",
         lambda: with_environment("epyc-avx2/saved-models", part_tables.saved_models),
     ),
     Section(
         "A SavedModel with all columns of RECom's E",
-        """The same with all 1,001 columns and no tower, from `tf.feature_column`s, on two threads of a Xeon whose memory
-gave one core 7 GB/s (`python -m bench.recsys.saved_models --models recom-e-columns`). The score is a weighted sum of what
-the columns give.""",
+        """The same with all 1,001 columns and no tower, from `tf.feature_column`s, on two threads of a Xeon whose
+memory gave one core 7 GB/s (`python -m bench.recsys.saved_models --models recom-e-columns`). The score is a weighted
+sum of what the columns give.""",
         lambda: with_environment("xeon-amx/saved-models", part_tables.saved_models),
     ),
 )
