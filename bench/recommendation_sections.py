@@ -100,8 +100,9 @@ GPU: 1.22x to 1.49x for needless safety steps, 1.86x for look-ups without a redu
 SavedModel alone; two threads of an EPYC with AVX2 (`python -m bench.recsys.saved_models --tensorflow PYTHON`). "tenth"
 has a tenth of the columns of RECom's E, 101, and all of its tower; E and F with their towers are not measured yet.
 TensorFlow runs the SavedModel's signature, with a tensor for each feature inside its timing; veltair takes packed
-features, or an array for each, whose texts are Python's. "Gone" is the part of TensorFlow's operators that no kernel is left of (paper:
-84 % of the columns'). The bar is 6.6x. With so few columns the tower takes most of the time, and both compute it at
+features, or an array for each, whose texts are Python's. "Gone" is the part of TensorFlow's operators that no kernel
+is left of (paper: 84 % of the columns'). The bar is 6.6x. With so few columns the tower takes most of the time, and
+both compute it at
 about the same rate.""",
         lambda: with_environment("epyc-avx2/saved-models", part_tables.saved_models),
     ),
