@@ -102,8 +102,7 @@ has a tenth of the columns of RECom's E, 101, and all of its tower; E and F with
 TensorFlow runs the SavedModel's signature, with a tensor for each feature inside its timing; veltair takes packed
 features, or an array for each, whose texts are Python's. "Gone" is the part of TensorFlow's operators that no kernel
 is left of (paper: 84 % of the columns'). The bar is 6.6x. With so few columns the tower takes most of the time, and
-both compute it at
-about the same rate.""",
+both compute it at about the same rate.""",
         lambda: with_environment("epyc-avx2/saved-models", part_tables.saved_models),
     ),
     Section(
