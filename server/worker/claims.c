@@ -68,6 +68,12 @@ static int run_claim(claim_loop *loop, const prepared_claim *block) {
   return failed;
 }
 
+/* Its block is bound to the slot, and the threads are on the cores that it runs on now. */
+static bool is_prepared(const claim_loop *loop, const prepared_claim *block) {
+  if (loop->unread || !block || !block->rows) return false;
+  return (loop->crowded ? block->crowded_core_set : block->core_set) == loop->core_set;
+}
+
 /* attend(loop) -> why it returned */
 FFI_EXPORT(attend) {
   claim_loop *const loop = arguments[0].pointer;
@@ -88,8 +94,8 @@ FFI_EXPORT(attend) {
     const prepared_claim *block = NULL;
     if (claim && claim->order < MOST_STANDING && claim->slot < loop->slots)
       block = &loop->prepared[claim->order * loop->slots + claim->slot];
-    if (!end.refused && (loop->unread || !block || !block->rows || (loop->crowded ? block->crowded_core_set : block->core_set) != loop->core_set)) {
-      pause_pace(loop->standing); /* once for each slot */
+    if (!end.refused && !is_prepared(loop, block)) {
+      pause_pace(loop->standing); /* Python prepares a block once for each slot: that tells nothing of the next claim */
       *result = number(UNPREPARED);
       return 0;
     }

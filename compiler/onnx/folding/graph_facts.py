@@ -1,8 +1,8 @@
 """What is known of the tensors of a graph, and which statements of the file to believe.
 
 Shapes are followed at two sample sizes of the batch. They are followed once more at the least and the greatest batch
-where a constant follows from numbers of the batch, and through each branch whose condition the values of the inputs
-decide, since both branches need not give the same shape.
+where a constant follows from numbers of the batch, or a part is taken of what grows with it, and through each branch
+whose condition the values of the inputs decide, since both branches need not give the same shape.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from veltair.compiler.onnx.node_evaluation import Array, Shape
 from veltair.errors import ModelError
 
 Facts: TypeAlias = Mapping[str, TensorFacts]
-LIMITING = {"Min", "Max", "Clip", "Mod"}
+LIMITING = {"Min", "Max", "Clip", "Mod"}  # of a number that grows with the batch they may make one that does not
 MOST_BRANCHES = 3  # of a model whose combinations are followed: each doubles them
 
 

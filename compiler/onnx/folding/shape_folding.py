@@ -79,7 +79,8 @@ def _fold(known: GraphFacts, uneven: Mapping[str, str], max_batch: int, output_r
     """`uneven`: tensors whose shapes count as ones that cannot be told, and why."""
     proto, constants, dynamic, path, fallback = known.proto, known.constants, known.dynamic, known.path, known.fallback
     propagation, facts = known.propagate(uneven)
-    if unknown := {**uneven, **known.changing(propagation, max_batch)}:
+    unknown = {**uneven, **known.changing(propagation, max_batch)}
+    if unknown != uneven:
         propagation, facts = known.propagate(unknown)
     if (cut := known.cut(facts, unknown, max_batch)) is not None:
         raise UnevenDimensionError(path, cut)

@@ -93,9 +93,7 @@ def test_who_asks_for_little_waits_for_nobodys_line() -> None:
     for _ in range(20):
         assert line.ask("quiet", 1) == 1
         ran = [line.run(1, line.standing.next_claim(1, patience_ns=0), flood=100, quiet=100) for _ in range(4)]
-        assert (
-            "quiet" in ran[:3]
-        )  # the one that runs ends, and what the flood has not had yet by its weight goes before
+        assert "quiet" in ran[:3]  # behind the one that runs, and what the flood has not had yet by its weight
 
 
 @settings(max_examples=20)
