@@ -81,3 +81,13 @@ def vector_in_register(value: Expr) -> Expr:
     variable = T.alloc_buffer((LANES,), "float32", scope="global")  # TVM would ask the heap for a local one
     vector_store(variable, value, 0)
     return vector_load(variable, 0)
+
+
+def index_in_register(value: Expr) -> Expr:
+    """An index (int32) in a variable of its own, like `vector_in_register`.
+
+    TVM no longer knows that it is not negative: divide it by `T.truncdiv`, since `//` would ask at run time.
+    """
+    variable = T.alloc_buffer((1,), "int32", scope="global")
+    T.buffer_store(variable, value, [0])
+    return variable[0]

@@ -2,7 +2,8 @@
 
 Polynomials after range reduction, in fp32 throughout and within a few units in the last place. They are plain
 arithmetic, so that LLVM makes one instruction of each operation on AVX-512 and two on AVX2, where calls of libm would
-go lane by lane. Every NaN stays one. Each function binds what it uses twice: call it inside a builder's frame.
+go lane by lane. Every NaN stays one. What a function uses twice is in a register: call it inside a builder's
+frame.
 
 Bounds are written constant first: `max(c, x)` is `c > x ? c : x`, which keeps a NaN in x.
 """
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.memory import vector_in_register
 from veltair.compiler.codegen.vectors import Expr, broadcast, broadcast_uint32
 
 LOG2_E = 1.44269504088896341
@@ -49,35 +51,37 @@ TANH_Q = tuple(c / _Q0 for c in (1.19825839466702e-06, 1.18534705686654e-04, 2.2
 
 def exp(x: Expr) -> Expr:
     """e**x: 0 below -86.99 (where the result leaves the normal floats), infinity above 88.72."""
-    x = T.bind(T.min(broadcast(88.8), T.max(broadcast(-87.0), x)))
+    x = vector_in_register(T.min(broadcast(88.8), T.max(broadcast(-87.0), x)))
     # The intrinsic hides the sum from TVM, which would take ROUND away again without rounding.
-    shifted = T.bind(T.call_llvm_pure_intrin("float32x16", "llvm.fma.v16f32", x, broadcast(LOG2_E), broadcast(ROUND)))
-    n = T.bind(shifted - broadcast(ROUND))
-    r = T.bind(x - n * broadcast(LN2_HIGH) - n * broadcast(LN2_LOW))
+    shifted = vector_in_register(
+        T.call_llvm_pure_intrin("float32x16", "llvm.fma.v16f32", x, broadcast(LOG2_E), broadcast(ROUND))
+    )
+    n = vector_in_register(shifted - broadcast(ROUND))
+    r = vector_in_register(x - n * broadcast(LN2_HIGH) - n * broadcast(LN2_LOW))
     twice = _polynomial(r, EXP) * (r * r) + (r + r + broadcast(2.0))
     power = T.reinterpret(
         "float32x16", T.shift_left(_bits(shifted), broadcast_uint32(23))
     )  # 2**(n - 1); 0 where n is -126
-    return T.bind(twice * power)
+    return vector_in_register(twice * power)
 
 
 def log(x: Expr) -> Expr:
     """The natural logarithm: -infinity at 0, NaN below."""
-    x = T.bind(x)
+    x = vector_in_register(x)
     tiny = x < broadcast(1.17549435e-38)  # subnormal; TVM cannot bind booleans
     bits = T.bind(_bits(T.Select(tiny, x * broadcast(2.0**23), x)))
     # The mantissa goes to [sqrt(1/2), sqrt(2)): what exceeds sqrt(2) is halved, by carrying into the exponent.
     carried = T.bind(bits + broadcast_uint32(0x3F800000 - 0x3F3504F3))
     exponent = T.cast(T.shift_right(carried, broadcast_uint32(23)), "float32x16")
-    e = T.bind(exponent - T.Select(tiny, broadcast(127.0 + 23.0), broadcast(127.0)))
+    e = vector_in_register(exponent - T.Select(tiny, broadcast(127.0 + 23.0), broadcast(127.0)))
     mantissa = T.bitwise_and(carried, broadcast_uint32(0x7FFFFF)) + broadcast_uint32(0x3F3504F3)
-    r = T.bind(T.reinterpret("float32x16", mantissa) - broadcast(1.0))
-    square = T.bind(r * r)
-    tail = T.bind(_polynomial(r, LOG) * (r * square) + e * broadcast(LN2_LOW) - square * broadcast(0.5))
-    regular = T.bind(r + tail + e * broadcast(LN2_HIGH))
-    finite = T.bind(T.Select(x < broadcast(math.inf), regular, x))  # infinity and NaN stay what they are
-    above = T.bind(T.Select(T.EQ(x, broadcast(0.0)), broadcast(-math.inf), finite))
-    return T.bind(T.Select(x < broadcast(0.0), broadcast(math.nan), above))
+    r = vector_in_register(T.reinterpret("float32x16", mantissa) - broadcast(1.0))
+    square = vector_in_register(r * r)
+    tail = vector_in_register(_polynomial(r, LOG) * (r * square) + e * broadcast(LN2_LOW) - square * broadcast(0.5))
+    regular = vector_in_register(r + tail + e * broadcast(LN2_HIGH))
+    finite = vector_in_register(T.Select(x < broadcast(math.inf), regular, x))  # infinity and NaN stay what they are
+    above = vector_in_register(T.Select(T.EQ(x, broadcast(0.0)), broadcast(-math.inf), finite))
+    return vector_in_register(T.Select(x < broadcast(0.0), broadcast(math.nan), above))
 
 
 def erf(x: Expr) -> Expr:
@@ -92,7 +96,7 @@ def tanh(x: Expr) -> Expr:
 
 def sigmoid(x: Expr) -> Expr:
     """1 / (1 + e**-x)."""
-    return T.bind(T.Div(broadcast(1.0), broadcast(1.0) + exp(broadcast(0.0) - x)))
+    return vector_in_register(T.Div(broadcast(1.0), broadcast(1.0) + exp(broadcast(0.0) - x)))
 
 
 def approximate_sigmoid(x: Expr) -> Expr:
@@ -100,15 +104,15 @@ def approximate_sigmoid(x: Expr) -> Expr:
 
     That is enough for what is rounded to bfloat16. Needs AVX-512.
     """
-    x = T.bind(T.min(broadcast(87.0), T.max(broadcast(-87.0), x)))
-    shifted = T.bind(
+    x = vector_in_register(T.min(broadcast(87.0), T.max(broadcast(-87.0), x)))
+    shifted = vector_in_register(
         T.call_llvm_pure_intrin("float32x16", "llvm.fma.v16f32", x, broadcast(-LOG2_E), broadcast(ROUND + 1.0))
     )
-    f = T.bind(x * broadcast(-LOG2_E) - (shifted - broadcast(ROUND + 1.0)))
+    f = vector_in_register(x * broadcast(-LOG2_E) - (shifted - broadcast(ROUND + 1.0)))
     power = T.reinterpret("float32x16", T.shift_left(_bits(shifted), broadcast_uint32(23)))
-    sum_ = T.bind(_polynomial(f, EXP2) * power + broadcast(1.0))
+    sum_ = vector_in_register(_polynomial(f, EXP2) * power + broadcast(1.0))
     inverse = "llvm.x86.avx512.rcp14.ps.512"
-    return T.bind(T.call_llvm_pure_intrin("float32x16", inverse, sum_, sum_, T.int16(-1)))
+    return vector_in_register(T.call_llvm_pure_intrin("float32x16", inverse, sum_, sum_, T.int16(-1)))
 
 
 def sum_lanes(x: Expr) -> Expr:
@@ -135,9 +139,9 @@ def _reduce_lanes(x: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
 
 
 def _rational(x: Expr, bound: float, numerator: Sequence[float], denominator: Sequence[float]) -> Expr:
-    x = T.bind(T.max(broadcast(-bound), T.min(broadcast(bound), x)))
-    square = T.bind(x * x)
-    return T.bind(T.Div(x * _polynomial(square, numerator), _polynomial(square, denominator)))
+    x = vector_in_register(T.max(broadcast(-bound), T.min(broadcast(bound), x)))
+    square = vector_in_register(x * x)
+    return vector_in_register(T.Div(x * _polynomial(square, numerator), _polynomial(square, denominator)))
 
 
 def _polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.memory import index_in_register
 from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.kernels.conv.conv_geometry import ConvGeometry
@@ -176,15 +177,19 @@ class TileCover:
         place = T.bind(T.min(place, oh * ow - 1))
         if self.writes_long_row:
             return StackOutput([place - begin], 0, place)
-        return StackOutput([place - begin], T.bind(place // ow), T.bind(place % ow))
+        return StackOutput([place - begin], *_row_and_column(index_in_register(place), ow))
 
     def _plane_output(self, begin: Expr, place: Expr) -> StackOutput:
         (oh, ow), width = self.geometry.output, self.haloed_width
         behind = T.bind(begin % width)
         first = T.bind(begin + T.Select(behind < ow, 0, width - behind))
         place = place - T.max(place % width - (ow - 1), 0)
-        place = T.bind(T.max(T.min(place, (oh - 1) * width + ow - 1), first))
-        return StackOutput([place - begin], T.bind(place // width), T.bind(place % width))
+        place = index_in_register(T.max(T.min(place, (oh - 1) * width + ow - 1), first))
+        return StackOutput([place - begin], *_row_and_column(place, width))
+
+
+def _row_and_column(place: Expr, width: int) -> tuple[Expr, Expr]:
+    return index_in_register(T.truncdiv(place, width)), index_in_register(T.truncmod(place, width))
 
 
 def fills_one_tile(spec: LayerSpec) -> bool:

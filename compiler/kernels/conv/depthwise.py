@@ -12,7 +12,7 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.activation import apply_activation
-from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.memory import vector_in_register, vector_load, vector_store
 from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.codegen.vectors import LANES, Expr
 from veltair.compiler.codegen.weight_packing import pad_axis
@@ -148,7 +148,8 @@ class _DepthwiseConvolution:
     def _load_input(self, image: Expr, block: Expr, row: Expr, below: Expr, column: Expr, at: int, lane: int) -> Expr:
         stride, (top, left) = self.geometry.stride, self.geometry.first_tap
         where = (row * stride.rows + below + top, column * stride.columns + at + left)
-        return T.bind(vector_load(self.X, image, block, *where, lane))
+        value = vector_load(self.X, image, block, *where, lane)
+        return vector_in_register(value) if self.x.dtype == "uint16" else T.bind(value)
 
     def _carry_over(self, sums: list[Expr]) -> None:
         """Carry the sums over a turn of the loop."""

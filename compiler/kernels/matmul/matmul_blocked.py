@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.control_flow import when
-from veltair.compiler.codegen.memory import allocate_scratch, prefetch, vector_load, vector_store
+from veltair.compiler.codegen.memory import allocate_scratch, index_in_register, prefetch, vector_load, vector_store
 from veltair.compiler.codegen.multiply_add import VALUES_PER_STEP, broadcast_input, multiply_add, reduction_body
 from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.codegen.vectors import LANES, Expr, ramp
@@ -107,8 +107,8 @@ class _Task:
         with T.parallel(0, matmul.groups * chunks) as task:
             self.group, chunk = T.bind(task // chunks * matmul.panels), T.bind(task % chunks)
             share = T.bind(T.ceildiv(T.ceildiv(total, chunks), matmul.rows) * matmul.rows)
-            self.first_row = T.bind(chunk * share)
-            self.count = T.bind(T.max(T.min(share, total - self.first_row), 0))
+            self.first_row = index_in_register(chunk * share)
+            self.count = index_in_register(T.max(T.min(share, total - self.first_row), 0))
             self.own_panels = T.bind(T.min(matmul.panels, len(matmul.weight) - self.group))
             self._allocate()
             with T.serial(0, matmul.blocks) as block:
@@ -131,7 +131,7 @@ class _Task:
     def _copy_rows(self, stretch: _Stretch) -> None:
         """Copy a stretch of the rows side by side, in whole small tiles: the last row may be there several times."""
         k0, extent = stretch
-        with T.serial(0, T.ceildiv(self.count, FEW) * FEW) as r:
+        with T.serial(0, T.truncdiv(self.count + FEW - 1, FEW) * FEW) as r:
             row = T.bind(self.first_row + T.min(r, self.count - 1))
             with T.serial(0, extent // LANES) as v:
                 T.buffer_store(self.copy, self.X[row, ramp(k0 + v * LANES)], [r, ramp(v * LANES)])
@@ -144,10 +144,11 @@ class _Task:
     def _multiply_panels(self, stretch: _Stretch) -> None:
         """All tiles of rows times a stretch of each panel; every tile fetches its share of the next panel's lines."""
         matmul, (k0, extent) = self.matmul, stretch
-        full = T.bind(self.count // matmul.rows)
-        few = T.bind(T.ceildiv(self.count % matmul.rows, FEW))
+        full = T.bind(T.truncdiv(self.count, matmul.rows))
+        few = T.bind(T.truncdiv(T.truncmod(self.count, matmul.rows) + FEW - 1, FEW))
         lines = T.ceildiv(extent, matmul.values_per_step) * matmul.columns  # of a panel's stretch
-        share = T.bind(T.ceildiv(lines, full + few))
+        tiles = T.max(full + few, 1)  # a last task may have no rows
+        share = index_in_register(T.truncdiv(lines + tiles - 1, tiles))
         with T.serial(0, self.own_panels) as p:
             last = T.bind(p + 1 == self.own_panels)
             next_panel = T.bind(T.Select(last, self.group, self.group + p + 1))

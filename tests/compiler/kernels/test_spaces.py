@@ -157,8 +157,8 @@ def test_bags_of_tables_of_different_length(width: int, reduce: str) -> None:
     parameters = EmbeddingBagParameters(reduce=Reduction(reduce))
     spec = LayerSpec("b", "embedding_bag", ids, outs, weights, 0, 16, parameters)
     values = [random.integers(0, r, (6, 9)).astype(ids[0].dtype) for r in rows]
-    points = SPACES["embedding_bag"].points(spec, cpu_features())
-    for point in compile_ahead(spec, points[::3] if reduce == "sum" else points[1::6]):
+    first = [8, 32, 40].index(width) * 2 + (reduce == "mean")  # each width and reduction tries other points
+    for point in compile_ahead(spec, SPACES["embedding_bag"].points(spec, cpu_features())[first::6]):
         assert run_and_compare(spec, point, values, 6)[0] < 1e-6
 
 
