@@ -1,14 +1,17 @@
-# Two commands for a newcomer: `make demo`, `make test`. Each makes what it needs.
+# Two commands for a newcomer: `make demo`, `make test`. Each makes what it needs. `make test-all` tries every case of sweeps.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types docs doctest pytest wheel man sbom figures measurements micro lock clean
+.PHONY: demo test test-all lint types docs doctest pytest wheel man sbom figures measurements micro lock clean
 
 demo: $(VENV)/runs
 	$(BIN)/veltair demo
 
 test: lint types docs doctest pytest
+
+test-all:
+	$(MAKE) test SWEEPS=--whole-sweeps
 
 NATIVE := $(wildcard profiles/runtime/*.[ch] server/*/*.c loadgen/native/*.[ch] veltair/grpc/native/*.[ch] veltair/training/native/*.[ch])
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
@@ -65,7 +68,7 @@ pytest: $(VENV)/ready
 	$(MAKE) --no-print-directory --jobs=$(AT_ONCE) --keep-going --output-sync=target $(LANES:%=pytest-%)
 
 pytest-%: $(VENV)/ready
-	$(BIN)/pytest $($*)
+	$(BIN)/pytest $(SWEEPS) $($*)
 
 # The source distribution, a wheel built from it, and that wheel with the oldest manylinux tag that the C library allows;
 # installed into an empty environment and tried in an empty folder: compiled, simulated, its configuration checked.

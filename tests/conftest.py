@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +21,38 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
-# Background jobs of a shell ignore interrupts, and so would the processes that tests start and interrupt.
+# Background jobs of a shell ignore Ctrl-C and Ctrl-\, and so would the processes that tests start and signal.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole-sweeps", action="store_true", help="all cases of tests that are marked as sweeps")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return "sweeps: " + ("whole" if config.getoption("--whole-sweeps") else "thinned; --whole-sweeps tries every case")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a sweep over several parameters, every nth case, and the first with a value that no case before it has."""
+    if config.getoption("--whole-sweeps"):
+        return
+    cases: Counter[str] = Counter()
+    seen: set[tuple[str, str, int]] = set()
+    kept, left = [], []
+    for item in items:
+        if sweep := item.get_closest_marker("sweep"):
+            test = item.nodeid.partition("[")[0]
+            values = {(test, name, id(value)) for name, value in item.callspec.params.items()}
+            is_kept = cases[test] % sweep.args[0] == 0 or bool(values - seen)
+            cases[test] += 1
+            seen |= values if is_kept else set()
+            (kept if is_kept else left).append(item)
+        else:
+            kept.append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left)
 
 
 def pytest_collection_finish() -> None:

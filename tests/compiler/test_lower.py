@@ -60,6 +60,7 @@ NETS: dict[str, Callable[[Net], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("precision", WAYS)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", NETS)

@@ -134,6 +134,7 @@ def test_elementwise_concat_pool_and_layouts(precision: tuple[str, int, float]) 
                 assert halo_is_zero(spec.outputs[0], output), spec.op
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("batch", [1, 5, 12, 37])
 @pytest.mark.parametrize(("depth", "width"), [(13, 64), (64, 1), (100, 250)])
 @pytest.mark.parametrize("storage", ["fp32", "bf16"])

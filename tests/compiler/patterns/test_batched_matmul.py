@@ -27,6 +27,7 @@ def agree(path: Path, net: Net, output: str, batch: int = 1, max_batch: int = 4)
     return operators
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("left", "right"),
     [

@@ -27,6 +27,7 @@ def attention(
     return LayerSpec("attention", "attention", tuple(inputs), (y,), {}, 0, 3, parameters)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "spec",
     [

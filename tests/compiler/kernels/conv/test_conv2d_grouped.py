@@ -29,6 +29,7 @@ def outputs_agree(path: Path, net: Net, output: str, precision: str, *shape: int
     return operators
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("precision", LIMIT)
 @pytest.mark.parametrize(
     ("channels", "groups", "kernel", "stride"),
@@ -54,6 +55,7 @@ def test_groups_of_any_size(
     assert operators.count("conv2d" if precision == "fp32" else "conv2d_bf16") == 2 and "generic" not in operators
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("precision", LIMIT)
 @pytest.mark.parametrize(
     ("groups", "outputs", "parts"),

@@ -12,6 +12,7 @@ from veltair.compiler.design_spaces import SPACES
 from veltair.machine.isa import cpu_features
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "geometry",
     [

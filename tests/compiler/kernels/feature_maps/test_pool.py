@@ -14,6 +14,7 @@ from veltair.compiler.graph.parameters.vision import (
 )
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", ["max", "avg", "avg with padding"])
 @pytest.mark.parametrize(

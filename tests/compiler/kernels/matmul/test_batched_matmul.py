@@ -51,6 +51,7 @@ PLAIN, SWAPPED = (0, 1, 2), (0, 2, 1)
 UNITS = pytest.mark.parametrize(("unit", "mcpu"), [("amx", ""), ("dots", "cooperlake")])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtypes", [("float32",) * 3, ("uint16", "float32", "float32"), ("uint16",) * 3])
 @pytest.mark.parametrize(
     ("left", "right", "output"),

@@ -10,6 +10,7 @@ from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.products import MatmulParameters, WeightStorage
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("rows", "depth", "width", "activation", "residual"),
     [

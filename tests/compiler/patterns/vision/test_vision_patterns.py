@@ -52,6 +52,7 @@ def ragged(net: Net) -> tuple[str, ...]:
     return (net("Conv", net("Concat", *parts, x, axis=1), normal(20, 198, 1, 1)),)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("batch", "precision"), BATCHES)
 @pytest.mark.parametrize(("make", "copies"), [(dense_block, 1), (branches, 0), (ragged, 2)])
 def test_concatenation_is_made_in_place(
