@@ -7,7 +7,7 @@ One value in sixteen is odd: missing, unknown, NaN, empty or no number where tha
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,29 +32,40 @@ WORDS = 1 << 14  # distinct ones of a feature without a vocabulary
 WORD_BYTES = 12  # with its separator, or a little less
 
 
-def draw_features(description: FeatureDescription, batch: int, rng: np.random.Generator) -> dict[str, RawValues]:
-    """Random values of all features by name, as `InputLayout.fill` takes them."""
+def draw_features(
+    description: FeatureDescription, batch: int, rng: np.random.Generator, read: Container[str] | None = None
+) -> dict[str, RawValues]:
+    """Random values of all features by name, as `InputLayout.fill` takes them; of those not `read`, zeros and ""."""
+    readers = _readers(description.columns)
     found: dict[str, RawValues] = {}
     for feature in FeatureLayout.from_description(description).features:
-        readers = [reader for column in description.columns for reader in _readers(column, feature.name)]
+        columns, shape = readers.get(feature.name, []), (batch, feature.width)
+        is_read = read is None or feature.name in read
         if feature.is_text:
-            found[feature.name] = _draw_texts(feature, readers, batch, rng)
+            empty = batch * (feature.width if feature.kind == "string" else 1)
+            found[feature.name] = (
+                _draw_texts(feature, columns, batch, rng) if is_read else Strings.from_values([b""] * empty)
+            )
         elif feature.kind == "int":
-            found[feature.name] = _draw_ints(feature, readers, (batch, feature.width), rng)
+            found[feature.name] = _draw_ints(feature, columns, shape, rng) if is_read else np.zeros(shape, np.int64)
         else:
-            found[feature.name] = _draw_floats(readers, (batch, feature.width), rng)
+            found[feature.name] = _draw_floats(columns, shape, rng) if is_read else np.zeros(shape, np.float32)
     return found
 
 
-def _readers(column: FeatureColumn, name: str) -> list[FeatureColumn]:
-    """The column, where it reads a feature; for a cross, columns that look up what its parts do."""
-    if not column.cross_parts:
-        return [column] if name in features_read(column) else []
-    return [
-        FeatureColumn(feature=name, boundaries=part.boundaries, vocabulary=part.vocabulary, hash=column.hash)
-        for part in column.cross_parts
-        if part.feature == name
-    ]
+def _readers(columns: Iterable[FeatureColumn]) -> dict[str, list[FeatureColumn]]:
+    """The columns that read each feature; for a cross, columns that look up what its parts do."""
+    found: dict[str, list[FeatureColumn]] = {}
+    for column in columns:
+        parts = column.cross_parts
+        for part in parts:
+            looked_up = FeatureColumn(
+                feature=part.feature, boundaries=part.boundaries, vocabulary=part.vocabulary, hash=column.hash
+            )
+            found.setdefault(part.feature, []).append(looked_up)
+        for name in () if parts else dict.fromkeys(features_read(column)):
+            found.setdefault(name, []).append(column)
+    return found
 
 
 def pack_features(description: FeatureDescription, raw: Mapping[str, RawValues], batch: int) -> dict[str, NDArray[Any]]:
@@ -66,10 +77,14 @@ def pack_features(description: FeatureDescription, raw: Mapping[str, RawValues],
 
 
 def draw_buffers(
-    description: FeatureDescription, wanted: Sequence[str], batch: int, rng: np.random.Generator
+    description: FeatureDescription,
+    wanted: Sequence[str],
+    batch: int,
+    rng: np.random.Generator,
+    read: Container[str] | None = None,
 ) -> list[NDArray[Any]]:
-    """These packed buffers, filled with random features."""
-    found = pack_features(description, draw_features(description, batch, rng), batch)
+    """These packed buffers, filled as by `draw_features`."""
+    found = pack_features(description, draw_features(description, batch, rng, read), batch)
     return [found[buffer] for buffer in wanted]
 
 

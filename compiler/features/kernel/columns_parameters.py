@@ -44,9 +44,11 @@ class ColumnsParameters(LayerParameters):
     @property
     def buffers(self) -> tuple[str, ...]:
         """Packed buffers of raw features that the columns read: the first inputs of the layer."""
-        return FeatureLayout.from_description(self.description).buffers_read(
-            self.description.features_read_by(self.joined.columns)
-        )
+        return FeatureLayout.from_description(self.description).buffers_read(self._features_read)
+
+    @property
+    def _features_read(self) -> set[str]:
+        return self.description.features_read_by(self.joined.columns)
 
     def weight_bytes_read(self, batch: int) -> int:
         """Bytes of the rows that a batch reads, at most all tables."""
@@ -56,4 +58,4 @@ class ColumnsParameters(LayerParameters):
         """Raw features of the described kinds and sizes, packed, and normally distributed numbers to copy."""
         numbers = [rng.standard_normal(tensor.at(batch), np.float32) for tensor in self.copied]
         rounded = [array_to_bf16(n) if t.dtype == "uint16" else n for t, n in zip(self.copied, numbers, strict=True)]
-        return [*draw_buffers(self.description, self.buffers, batch, rng), *rounded]
+        return [*draw_buffers(self.description, self.buffers, batch, rng, self._features_read), *rounded]
