@@ -13,10 +13,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tvm
 from tvm import s_tir
@@ -90,24 +90,46 @@ class ObjectFile:
     path: Path  # of the object file
 
 
-def compile_objects(sources: Sequence[ObjectFile], target: Mapping[str, Any]) -> list[str]:
-    """Compile all of them on all cores, except for those whose file is there: it is the same code by the same name.
+class ObjectCompiler:
+    """Compiles object files on all cores, in the order in which they are begun.
 
-    Return each one's error message, empty where it compiled.
+    ::
+
+        with ObjectCompiler(tvm_target()) as compiler:
+            fault = compiler.begin(ObjectFile(kernel.function, "conv_0", folder / "conv_0.o"))
+            fault.result()  # the error message; empty once it has compiled
     """
 
-    def attempt(source: ObjectFile) -> str:
+    def __init__(self, target: Mapping[str, Any]) -> None:
+        self._target = target
+        # LLVM works outside of the interpreter lock, each module in a context of its own.
+        self._pool = ThreadPoolExecutor(len(usable_machine().cores))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """What has not been begun by then is never compiled."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def begin(self, source: ObjectFile) -> Future[str]:
+        """Compile it, unless its file is there: it is the same code by the same name."""
+        return self._pool.submit(self._compile, source)
+
+    def _compile(self, source: ObjectFile) -> str:
         if source.path.exists():
             return ""
         try:
-            compile_object(source.function, source.symbol, target, source.path)
+            compile_object(source.function, source.symbol, self._target, source.path)
         except BuildError as error:
             return str(error)
         return ""
 
-    # LLVM works outside of the interpreter lock, each module in a context of its own.
-    with ThreadPoolExecutor(len(usable_machine().cores)) as pool:
-        return list(pool.map(attempt, sources))
+
+def compile_objects(sources: Sequence[ObjectFile], target: Mapping[str, Any]) -> list[str]:
+    """Compile all of them, as `ObjectCompiler` does. Return each one's error message, empty where it compiled."""
+    with ObjectCompiler(target) as compiler:
+        return [fault.result() for fault in [compiler.begin(source) for source in sources]]
 
 
 def link_library(objects: Iterable[Path], library: Path) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rich.progress import Progress
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point, version_symbol
 from veltair.compiler.locality.kernel_reuse import kernel_reuse
-from veltair.compiler.shared_library import ObjectFile, link_library
+from veltair.compiler.shared_library import ObjectCompiler, ObjectFile, link_library
 from veltair.compiler.timing.latency_tables import TimingJob
 from veltair.compiler.timing.measure import CandidateError, Meter, result_operands
 from veltair.compiler.timing.measuring_messages import Operand
@@ -27,6 +28,7 @@ from veltair.errors import VeltairError
 CHECKED_TWICE = 3  # samples up to which a version is checked on one core and on all
 
 Latency: TypeAlias = tuple[tuple[tuple[int, ...], ...], ...]  # ns; (batches, levels, cores)
+PointKey: TypeAlias = tuple[tuple[str, int | str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +58,25 @@ class CheckedVersion:
     kept: KeptTimes | None  # the times of an earlier compile; without them, the job is to be measured
 
 
+class _BegunVersion(NamedTuple):
+    """A version that is being compiled."""
+
+    kernel: Kernel
+    source: ObjectFile
+    object_key: str
+    fault: Future[str]  # empty once it has compiled
+
+
 class VersionBuilder:
     """Builds and checks the versions of one distinct layer.
 
     ::
 
-        builder = VersionBuilder(spec, batches, meter, setting, scratch, layers=2, modelled=False, cache=KernelCache())
-        builder.checked(candidates, share_ns=80_000, progress=progress)
+        builder = VersionBuilder(
+            spec, batches, meter, setting, scratch, compiler, layers=2, modelled=False, cache=KernelCache()
+        )
+        builder.begin(candidates, share_ns=80_000)
+        builder.checked(progress)
     """
 
     def __init__(
@@ -72,8 +86,9 @@ class VersionBuilder:
         meter: Meter,
         setting: Setting,
         scratch: Path,
-        layers: int,
+        compiler: ObjectCompiler,
         *,
+        layers: int,
         modelled: bool,
         cache: KernelCache,
     ) -> None:
@@ -82,19 +97,32 @@ class VersionBuilder:
         of data.
         """
         self._spec, self._batches, self._meter, self._setting, self._scratch = spec, batches, meter, setting, scratch
-        self._layers, self._modelled, self._cache = layers, modelled, cache
+        self._compiler, self._layers, self._modelled, self._cache = compiler, layers, modelled, cache
+        self._candidates: Sequence[Candidate] = ()
+        self._share_ns = 0.0
         self._libraries = 0
-        self._verdicts: dict[tuple[tuple[str, int | str], ...], CheckedVersion | str] = {}  # by point
+        self._begun: dict[PointKey, _BegunVersion] = {}
+        self._verdicts: dict[PointKey, CheckedVersion | str] = {}
 
     @cached_property
     def _checks(self) -> list[ReferenceCheck]:
         sizes = sorted({1, min(3, self._batches[-1]), self._batches[-1]})  # 3: not a multiple of any tile's rows
         return [ReferenceCheck(self._spec, size, self._setting.bounds, self._setting.precision) for size in sizes]
 
-    def checked(self, candidates: Sequence[Candidate], share_ns: float, progress: Progress) -> list[CheckedVersion]:
+    def begin(self, candidates: Sequence[Candidate], share_ns: float) -> None:
+        """Select versions, and begin to compile those that no earlier compile left; `checked` waits for them."""
+        self._candidates, self._share_ns = candidates, share_ns
+        for candidate in frontier.select_versions(candidates, share_ns) if candidates else ():
+            if version := self._recall(candidate):
+                self._verdicts[_key(candidate.point)] = version
+            else:
+                self._begin(candidate)
+
+    def checked(self, progress: Progress) -> list[CheckedVersion]:
         """Return the selected versions. A wrong one is left out, and the selection repeated without it."""
+        candidates = self._candidates
         while candidates:
-            selected = frontier.select_versions(candidates, share_ns)
+            selected = frontier.select_versions(candidates, self._share_ns)
             fresh = [c for c in selected if _key(c.point) not in self._verdicts]
             for candidate, verdict in zip(fresh, self._build(fresh), strict=True):
                 self._verdicts[_key(candidate.point)] = verdict
@@ -106,11 +134,12 @@ class VersionBuilder:
                 return right
             candidates = [c for c in candidates if not isinstance(self._verdicts.get(_key(c.point)), str)]
         faults = "; ".join(v for v in self._verdicts.values() if isinstance(v, str))
-        raise VeltairError(f"layer {self._spec.name} ({self._spec.workload}): no version is right: {faults[:1000]}")
+        spec = self._spec
+        raise VeltairError(f"layer {spec.name} ({spec.workload}): no version is right: {faults[:1000]}")
 
     def _build(self, candidates: Sequence[Candidate]) -> list[CheckedVersion | str]:
         """The version of each candidate, or its fault. What an earlier compile left is neither made nor checked."""
-        recalled = [self._recall(candidate) for candidate in candidates]
+        recalled = [None if _key(c.point) in self._begun else self._recall(c) for c in candidates]
         made = iter(self._make([c for c, version in zip(candidates, recalled, strict=True) if version is None]))
         return [version or next(made) for version in recalled]
 
@@ -130,46 +159,50 @@ class VersionBuilder:
         )
         return CheckedVersion(tuned, TimingJob(path, symbol, (), self._layers, version.reuse), key, times)
 
+    def _begin(self, candidate: Candidate) -> None:
+        spec, setting = self._spec, self._setting
+        kernel = setting.spaces[spec.op].build(spec, candidate.point, setting.features)
+        symbol = version_symbol(spec, candidate.point)
+        source = ObjectFile(kernel.function, symbol, self._scratch / f"{symbol}.o")
+        key = object_key(spec, candidate.point, kernel, setting)
+        (fault,) = self._cache.begin([source], [key], self._compiler)
+        self._begun[_key(candidate.point)] = _BegunVersion(kernel, source, key, fault)
+
     def _make(self, candidates: Sequence[Candidate]) -> list[CheckedVersion | str]:
         if not candidates:
             return []
-        spec, setting = self._spec, self._setting
-        kernels = [setting.spaces[spec.op].build(spec, c.point, setting.features) for c in candidates]
-        sources = []
-        for candidate, kernel in zip(candidates, kernels, strict=True):
-            symbol = version_symbol(spec, candidate.point)
-            sources.append(ObjectFile(kernel.function, symbol, self._scratch / f"{symbol}.o"))
-        keys = [object_key(spec, c.point, k, setting) for c, k in zip(candidates, kernels, strict=True)]
-        faults = self._cache.compile(sources, keys, setting.target)
-        library = self._link([source.path for source, fault in zip(sources, faults, strict=True) if not fault])
+        for candidate in candidates:
+            if _key(candidate.point) not in self._begun:
+                self._begin(candidate)
+        begun = [self._begun.pop(_key(candidate.point)) for candidate in candidates]
+        library = self._link([version.source.path for version in begun if not version.fault.result()])
         verdicts: list[CheckedVersion | str] = []
-        for candidate, kernel, source, key, fault in zip(candidates, kernels, sources, keys, faults, strict=True):
-            weights = self._meter.weights(kernel)
-            fault = fault or self._fault(library, source.symbol, weights)
-            if fault and self._cache.put_back(source.path):  # whatever happened to it: what is built here decides
+        for candidate, version in zip(candidates, begun, strict=True):
+            weights = self._meter.weights(version.kernel)
+            fault = version.fault.result() or self._fault(library, version.source.symbol, weights)
+            if fault and self._cache.put_back(
+                version.source.path
+            ):  # whatever happened to it: what is built here decides
                 verdicts += self._make([candidate])
             else:
-                verdicts.append(fault or self._keep(candidate, kernel, source, key, library, weights))
+                verdicts.append(fault or self._keep(candidate, version, library, weights))
         return verdicts
 
     def _keep(
-        self,
-        candidate: Candidate,
-        kernel: Kernel,
-        source: ObjectFile,
-        object_key: str,
-        library: Path,
-        weights: Sequence[Operand],
+        self, candidate: Candidate, begun: _BegunVersion, library: Path, weights: Sequence[Operand]
     ) -> CheckedVersion:
-        spec, sizes = self._spec, (kernel.block_size, kernel.parallelism)
+        spec, kernel, source = self._spec, begun.kernel, begun.source
+        sizes = (kernel.block_size, kernel.parallelism)
         version = TunedVersion(candidate.point, source.symbol, source.path, *sizes, origin=candidate.origin)
         operands = (
             (*self._meter.inputs(spec, batch, self._setting.bounds), *weights, *result_operands(spec, batch))
             for batch in self._batches
         )
         reuse = tuple(tuple(kernel_reuse(spec, kernel, batch)) for batch in self._batches) if self._modelled else ()
-        digest = self._cache.keep_object(object_key, source.path)
-        self._cache.keep_version(self._version_key(candidate.point), KeptVersion(object_key, digest, *sizes, reuse))
+        digest = self._cache.keep_object(begun.object_key, source.path)
+        self._cache.keep_version(
+            self._version_key(candidate.point), KeptVersion(begun.object_key, digest, *sizes, reuse)
+        )
         key = self._times_key(candidate.point, digest, kernel)
         job = TimingJob(library, source.symbol, tuple(operands), self._layers, reuse)
         return CheckedVersion(version, job, key, self._cache.find_times(key))
@@ -201,5 +234,5 @@ class VersionBuilder:
         return ""
 
 
-def _key(point: Point) -> tuple[tuple[str, int | str], ...]:
+def _key(point: Point) -> PointKey:
     return tuple(sorted(point.items()))

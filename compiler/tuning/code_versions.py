@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.locality.kernel_reuse import compulsory_bytes
+from veltair.compiler.shared_library import ObjectCompiler
 from veltair.compiler.timing.latency_tables import (
     JobTimes,
     LatencyTables,
@@ -28,6 +29,8 @@ from veltair.compiler.tuning.checked_versions import CheckedVersion, TunedVersio
 from veltair.compiler.tuning.frontier import Candidate
 from veltair.compiler.tuning.kernel_cache import KernelCache
 from veltair.compiler.tuning.setting import Setting
+
+MOST_AHEAD = 8  # layers that are compiled before one is checked: each holds its packed weights
 
 
 def choose_versions(
@@ -62,12 +65,27 @@ def choose_versions(
     distinct = {spec.symbol: (spec, share) for spec, share in zip(specs, shares, strict=True)}
     task = progress.add_task("build and check", total=len(distinct))
     checked: dict[str, list[CheckedVersion]] = {}
-    for symbol, (spec, share) in distinct.items():
-        builder = VersionBuilder(
-            spec, batches, meter, setting, scratch, layers[symbol], modelled=memory is not None, cache=cache
-        )
-        checked[symbol] = builder.checked(found[spec.workload], share, progress)
+    begun: deque[tuple[str, VersionBuilder]] = deque()
+
+    def check_first() -> None:
+        symbol, builder = begun.popleft()
+        checked[symbol] = builder.checked(progress)
         progress.advance(task)
+
+    # While a layer is linked and checked, the cores compile the next ones.
+    with ObjectCompiler(setting.target) as compiler:
+        modelled, ahead = memory is not None, min(len(meter.cores), MOST_AHEAD)
+        for symbol, (spec, share) in distinct.items():
+            counted = layers[symbol]
+            builder = VersionBuilder(
+                spec, batches, meter, setting, scratch, compiler, layers=counted, modelled=modelled, cache=cache
+            )
+            builder.begin(found[spec.workload], share)
+            begun.append((symbol, builder))
+            if len(begun) > ahead:
+                check_first()
+        while begun:
+            check_first()
     every = [version for group in checked.values() for version in group]
     resident = tuple(sum(compulsory_bytes(spec, batch) for spec in specs) for batch in batches)
     model = MemoryModel(memory, resident) if memory else None

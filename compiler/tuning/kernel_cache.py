@@ -17,6 +17,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from veltair.compiler.shared_library import ObjectFile, compile_objects
+from veltair.compiler.shared_library import ObjectCompiler, ObjectFile
 from veltair.compiler.timing.latency_tables import JobTimes
 from veltair.compiler.timing.modelled_interference import MemorySystem, measure_memory
 from veltair.compiler.tuning.cache_keys import memory_key
@@ -101,11 +102,16 @@ class KernelCache:
 
     def compile(self, sources: Sequence[ObjectFile], keys: Sequence[str], target: Mapping[str, Any]) -> list[str]:
         """`compile_objects`, of what is neither in its place nor in the cache. keys: `object_key` of each source."""
+        with ObjectCompiler(target) as compiler:
+            return [fault.result() for fault in self.begin(sources, keys, compiler)]
+
+    def begin(self, sources: Sequence[ObjectFile], keys: Sequence[str], compiler: ObjectCompiler) -> list[Future[str]]:
+        """As `compile`, but return at once, with what will be the faults."""
         for source, key in zip(sources, keys, strict=True):
             if not source.path.exists() and (content := self._read("objects", key)) is not None:
                 self._put(key, content, source.path)
         self.counts.objects_built += sum(not source.path.exists() for source in sources)
-        return compile_objects(sources, target)
+        return [compiler.begin(source) for source in sources]
 
     def put_back(self, path: Path) -> bool:
         """Forget an object that turned out wrong, and remove it from its place; False where it was built just now."""
