@@ -32,6 +32,7 @@ from veltair.compiler.locality.loop_nest import (
 )
 
 TILE_ROWS, TILE_ROW_BYTES = 16, 64  # of an AMX tile
+REGISTER_BYTES = 64  # a buffer of no more is a variable, which LLVM makes a register
 _TILE_MOVES = {"llvm.x86.tileloadd64", "llvm.x86.tilestored64"}
 _OPERATORS = {"Min": "min", "Max": "max", "FloorDiv": "div", "FloorMod": "mod", "Div": "div", "Mod": "mod"}
 _COMPARED = {"LT": (1, 0), "LE": (0, 0), "GT": (1, 1), "GE": (0, 1)}  # how much less, and whether sides are swapped
@@ -67,13 +68,14 @@ class TirReader:
 
     def __init__(self) -> None:
         self.storages: list[TensorStorage] = []
-        self.names: dict[int, AffineExpr] = {}  # TVM's variables by their address, which is their hash
+        # TVM's variables, and numbers in registers, by their address, which is their hash.
+        self.names: dict[int, AffineExpr] = {}
+        self._numbers_read: set[int] = set()  # those of registers
         self._index: dict[int, int | None] = {}  # storage of a buffer; None: in registers
         self._accesses: list[dict[tuple[int, tuple[AffineExpr, ...]], Access]] = []
 
     def add(self, buffer: Any, shape: tuple[int, ...], scratch: bool) -> None:
-        vectors = "x" in str(buffer.dtype)  # a register tile
-        if scratch and (vectors or str(buffer.scope()).startswith("local")):
+        if scratch and _is_in_registers(buffer, shape):
             self._index[hash(buffer)] = None
             return
         self._index[hash(buffer)] = len(self.storages)
@@ -94,6 +96,7 @@ class TirReader:
         elif isinstance(node, tirx.BufferStore):
             self._value(node.value)
             self._access(node.buffer, node.indices)
+            self._keep_number(node)
         elif isinstance(node, tirx.Bind):
             self._value(node.value)
             if str(node.value.ty) in ("int32", "int64"):
@@ -118,6 +121,15 @@ class TirReader:
                 into.inner.append(Guard(Condition(), self.body(node.else_case)))
         else:
             raise UnreadableError(type(node).__name__)
+
+    def _keep_number(self, store: Any) -> None:
+        """What is stored once to a register is known; what changes is not."""
+        number = hash(store.buffer)
+        if self._index[number] is not None or str(store.value.ty) not in ("int32", "int64"):
+            return
+        if number in self._numbers_read:
+            raise UnreadableError("a number that changes")
+        self.names[number] = UNKNOWN if number in self.names else self._linear(store.value)
 
     def _value(self, node: Any) -> None:
         """Note the accesses of an expression."""
@@ -187,6 +199,9 @@ class TirReader:
             return self.names.get(hash(node), UNKNOWN)
         if kind == "Cast":
             return self._linear(node.value)
+        if kind == "TensorLoad":
+            self._numbers_read.add(hash(node.source))
+            return self.names.get(hash(node.source), UNKNOWN)
         if kind == "Select":
             return combine("any", self._linear(node.true_value), self._linear(node.false_value))
         if kind not in ("Add", "Sub", "Mul", *_OPERATORS):
@@ -212,6 +227,13 @@ class TirReader:
             less, more = (node.b, node.a) if swapped else (node.a, node.b)
             return Condition((self._linear(more).plus(self._linear(less).times(-1)).plus(AffineExpr((), -margin)),))
         return Condition()
+
+
+def _is_in_registers(buffer: Any, shape: tuple[int, ...]) -> bool:
+    dtype = str(buffer.dtype)
+    if "x" in dtype or str(buffer.scope()).startswith("local"):  # a register tile
+        return True
+    return int(np.prod(shape)) * np.dtype(dtype).itemsize <= REGISTER_BYTES
 
 
 def _first_ones(load: Any, arguments: Sequence[Any]) -> Box | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.memory import index_in_register
 from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.codegen.vectors import ramp
 from veltair.compiler.design_spaces import SPACES
@@ -23,7 +25,7 @@ from veltair.compiler.graph.parameters.sequence import AttentionParameters, Laye
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.locality.affine import AffineExpr, StridedRange, combine, loop_variable
 from veltair.compiler.locality.kernel_reuse import compulsory_bytes, kernel_reuse, loop_levels
-from veltair.compiler.locality.tir_reader import read_loop_nest
+from veltair.compiler.locality.tir_reader import UnreadableError, read_loop_nest
 from veltair.machine.cache_traffic import Reuse, traffic_bytes
 from veltair.machine.isa import ISAS
 
@@ -31,15 +33,15 @@ GROUPS, CHUNKS, ROWS, DEPTH = 4, 3, 8, 64
 LINES = {"W": GROUPS * DEPTH, "X": CHUNKS * ROWS * DEPTH // 16, "Y": CHUNKS * ROWS * GROUPS}
 
 
-def product() -> Reuse:
-    """Y = X W by tasks of one group of 16 columns and one chunk of rows."""
+def product(keep: Callable[[Any], Any] = T.bind) -> Reuse:
+    """Y = X W by tasks of one group of 16 columns and one chunk of rows. keep: holds numbers that are used again."""
 
     def body(X: Any, W: Any, Y: Any) -> None:
         with T.parallel(0, GROUPS * CHUNKS) as task:
             acc = T.alloc_buffer((1,), "float32x16", scope="local")
-            group, chunk = T.bind(task // CHUNKS), T.bind(task % CHUNKS)
+            group, chunk = keep(task // CHUNKS), keep(task % CHUNKS)
             with T.serial(0, ROWS) as r:
-                row = T.bind(chunk * ROWS + r)
+                row = keep(chunk * ROWS + r)
                 with T.serial(0, DEPTH) as k:
                     value = T.broadcast(X[row, k], 16)
                     T.buffer_store(acc, acc[0] + value * W[group, k, ramp(0)], [0])
@@ -229,6 +231,26 @@ def test_look_ups_count_the_rows_that_are_picked() -> None:
     expected = 2 * 9 * (8 + 128 + 128) + 9 * 128 + 256
     (only,) = kernel_reuse(spec, kernel, 2)
     assert only.traffic_bytes == compulsory_bytes(spec, 2) == expected
+
+
+def test_numbers_and_vectors_in_registers_are_bindings() -> None:
+    assert product(index_in_register) == product()
+    plain, space = conv("conv2d", "float32", (64, 64), 14, 1), SPACES["conv2d"]
+    gated = replace(plain, parameters=replace(plain.parameters_as(Conv2dParameters), activation="gated-sigmoid"))
+    point = space.points(plain, ISAS["avx512"])[0]
+    assert len({kernel_reuse(spec, space.build(spec, point, ISAS["avx512"])) for spec in (plain, gated)}) == 1
+
+
+def test_a_number_that_changes_is_no_index() -> None:
+    def body(X: Any, Y: Any) -> None:
+        with T.parallel(0, 4) as task:
+            at = index_in_register(task * 8)
+            T.buffer_store(Y, X[at], [task])
+            T.buffer_store(at.source, at + 1, [0])
+
+    x, y = np.zeros(32, np.float32), np.zeros(4, np.float32)
+    with pytest.raises(UnreadableError, match="a number that changes"):
+        read_loop_nest(build_prim_func([x, y], body), [x.shape, y.shape])
 
 
 def make_range(first: int, count: int, step: int) -> StridedRange:
