@@ -107,9 +107,9 @@ both compute it at about the same rate.""",
     ),
     Section(
         "A SavedModel with all columns of RECom's E",
-        """The same with all 1,001 columns and no tower, from `tf.feature_column`s and from Keras layers, on two threads of a Xeon whose
-memory gave one core 7 GB/s (`python -m bench.recsys.saved_models --models recom-e-columns`). The score is a weighted
-sum of what the columns give.""",
+        """The same with all 1,001 columns and no tower, from `tf.feature_column`s and from Keras layers, on two
+threads of a Xeon whose memory gave one core 7 GB/s (`python -m bench.recsys.saved_models --models recom-e-columns`).
+The score is a weighted sum of what the columns give.""",
         lambda: with_environment("xeon-amx/saved-models", part_tables.saved_models),
     ),
 )
