@@ -1,4 +1,5 @@
-# Two commands for a newcomer: `make demo`, `make test`. Each makes what it needs. `make test-all` tries every case of sweeps.
+# Two commands for a newcomer: `make demo`, `make test`. Each makes what it needs.
+# `make test-all` tries every case of the tests that are sweeps.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

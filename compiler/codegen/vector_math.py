@@ -2,8 +2,8 @@
 
 Polynomials after range reduction, in fp32 throughout and within a few units in the last place. They are plain
 arithmetic, so that LLVM makes one instruction of each operation on AVX-512 and two on AVX2, where calls of libm would
-go lane by lane. Every NaN stays one. What a function uses twice is in a register: call it inside a builder's
-frame.
+go lane by lane. Every NaN stays one. What a function uses twice is in a register: call it inside a
+builder's frame.
 
 Bounds are written constant first: `max(c, x)` is `c > x ? c : x`, which keeps a NaN in x.
 """

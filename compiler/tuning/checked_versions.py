@@ -134,8 +134,7 @@ class VersionBuilder:
                 return right
             candidates = [c for c in candidates if not isinstance(self._verdicts.get(_key(c.point)), str)]
         faults = "; ".join(v for v in self._verdicts.values() if isinstance(v, str))
-        spec = self._spec
-        raise VeltairError(f"layer {spec.name} ({spec.workload}): no version is right: {faults[:1000]}")
+        raise VeltairError(f"layer {self._spec.name} ({self._spec.workload}): no version is right: {faults[:1000]}")
 
     def _build(self, candidates: Sequence[Candidate]) -> list[CheckedVersion | str]:
         """The version of each candidate, or its fault. What an earlier compile left is neither made nor checked."""
@@ -165,7 +164,7 @@ class VersionBuilder:
         symbol = version_symbol(spec, candidate.point)
         source = ObjectFile(kernel.function, symbol, self._scratch / f"{symbol}.o")
         key = object_key(spec, candidate.point, kernel, setting)
-        (fault,) = self._cache.begin([source], [key], self._compiler)
+        fault = self._cache.begin(source, key, self._compiler)
         self._begun[_key(candidate.point)] = _BegunVersion(kernel, source, key, fault)
 
     def _make(self, candidates: Sequence[Candidate]) -> list[CheckedVersion | str]:
@@ -180,9 +179,8 @@ class VersionBuilder:
         for candidate, version in zip(candidates, begun, strict=True):
             weights = self._meter.weights(version.kernel)
             fault = version.fault.result() or self._fault(library, version.source.symbol, weights)
-            if fault and self._cache.put_back(
-                version.source.path
-            ):  # whatever happened to it: what is built here decides
+            # Whatever happened to an object of the cache: what is built here decides.
+            if fault and self._cache.put_back(version.source.path):
                 verdicts += self._make([candidate])
             else:
                 verdicts.append(fault or self._keep(candidate, version, library, weights))

@@ -103,15 +103,15 @@ class KernelCache:
     def compile(self, sources: Sequence[ObjectFile], keys: Sequence[str], target: Mapping[str, Any]) -> list[str]:
         """`compile_objects`, of what is neither in its place nor in the cache. keys: `object_key` of each source."""
         with ObjectCompiler(target) as compiler:
-            return [fault.result() for fault in self.begin(sources, keys, compiler)]
+            begun = [self.begin(source, key, compiler) for source, key in zip(sources, keys, strict=True)]
+            return [fault.result() for fault in begun]
 
-    def begin(self, sources: Sequence[ObjectFile], keys: Sequence[str], compiler: ObjectCompiler) -> list[Future[str]]:
-        """As `compile`, but return at once, with what will be the faults."""
-        for source, key in zip(sources, keys, strict=True):
-            if not source.path.exists() and (content := self._read("objects", key)) is not None:
-                self._put(key, content, source.path)
-        self.counts.objects_built += sum(not source.path.exists() for source in sources)
-        return [compiler.begin(source) for source in sources]
+    def begin(self, source: ObjectFile, key: str, compiler: ObjectCompiler) -> Future[str]:
+        """Begin to compile it where that is to be done. Return what will be its fault."""
+        if not source.path.exists() and (content := self._read("objects", key)) is not None:
+            self._put(key, content, source.path)
+        self.counts.objects_built += not source.path.exists()
+        return compiler.begin(source)
 
     def put_back(self, path: Path) -> bool:
         """Forget an object that turned out wrong, and remove it from its place; False where it was built just now."""

@@ -107,23 +107,14 @@ def test_a_worker_that_dies_or_hangs_over_a_claim_costs_that_claim(
         whole(daemon, client, workers)
 
 
-def test_a_lent_worker_that_dies_is_replaced(watched: tuple[Daemon, Any]) -> None:
+@pytest.mark.parametrize("end", ["kill", "suspend"])
+def test_a_lent_worker_that_dies_or_stops_is_replaced(watched: tuple[Daemon, Any], end: str) -> None:
     daemon, client = watched
     lend(daemon, client)
     before, workers = daemon.metric("veltair_worker_deaths_total"), processes(daemon)["worker"]
     for worker in workers:
-        worker.kill()
-    until("their deaths", lambda: daemon.metric("veltair_worker_deaths_total") >= before + len(workers))
-    whole(daemon, client)
-
-
-def test_a_lent_worker_that_is_stopped_is_replaced(watched: tuple[Daemon, Any]) -> None:
-    daemon, client = watched
-    lend(daemon, client)
-    before, workers = daemon.metric("veltair_worker_deaths_total"), processes(daemon)["worker"]
-    for worker in workers:
-        worker.suspend()
-    until("their deaths", lambda: daemon.metric("veltair_worker_deaths_total") >= before + len(workers))
+        getattr(worker, end)()
+    until("their deaths", lambda: daemon.metric("veltair_worker_deaths_total") == before + len(workers), seconds=10)
     whole(daemon, client)
 
 
