@@ -10,9 +10,10 @@ from typing import TypeAlias
 
 from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes, open_surplus
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
+from veltair.compiler.onnx.id_bounds import id_bounds
 from veltair.compiler.onnx.onnx_model import load_model, parse_model
 from veltair.compiler.onnx.position_rules import PaddingShowsError
-from veltair.compiler.padding_proof import id_bounds, prove_padding
+from veltair.compiler.padding_proof import prove_padding
 from veltair.errors import ConfigError
 from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
 

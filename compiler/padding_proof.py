@@ -19,8 +19,10 @@ import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.causal_zeros import CausalZeros
+from veltair.compiler.onnx.constants import read_names
 from veltair.compiler.onnx.fixed_extent import FixedExtent
-from veltair.compiler.onnx.node_attributes import attribute
+from veltair.compiler.onnx.folding.opaque_nodes import standard_nodes
+from veltair.compiler.onnx.id_bounds import id_bounds
 from veltair.compiler.onnx.node_evaluation import IR_VERSION
 from veltair.compiler.onnx.onnx_model import OnnxModel, load_model
 from veltair.compiler.onnx.position_rules import LastPositionError, PaddingShowsError, Positions, ZeroNeeded
@@ -234,13 +236,14 @@ class _Trial:
         model = self._model
         if sum(value.nbytes for value in model.initializers.values()) > MOST_BYTES:
             raise PaddingShowsError("its constants are too large to look inside")
-        used = {name for node in model.nodes for name in node.input}
+        nodes, constants = standard_nodes(model.nodes, model.initializers, model.values)
+        used = {name for node in nodes for name in read_names(node)}.union(self._seen)
         graph = onnx.helper.make_graph(
-            list(model.nodes),
+            nodes,
             "positions",
             [_value(port) for port in model.inputs],
             [_value(model.values[name]) for name in self._seen],
-            [onnx.numpy_helper.from_array(np.asarray(v), n) for n, v in model.initializers.items() if n in used],
+            [onnx.numpy_helper.from_array(np.asarray(v), n) for n, v in constants.items() if n in used],
         )
         opsets = [onnx.helper.make_opsetid("", model.opset)]
         opsets += [onnx.helper.make_opsetid(domain, version) for domain, version in model.other_opsets.items()]
@@ -283,16 +286,6 @@ def _compare(name: str, found: NDArray[Any], wanted: NDArray[Any], extent: int) 
         same = np.array_equal(found, wanted)
     if not same:
         raise PaddingShowsError(f"output {name!r} is another one where inputs of extent {extent} are padded")
-
-
-def id_bounds(model: OnnxModel, name: str) -> tuple[int, int] | None:
-    """The least and the greatest id of an input of ids; None for others."""
-    rows = [
-        model.values[node.input[0]].shape[attribute(node, "axis", 0)]
-        for node in model.nodes
-        if node.op_type == "Gather" and node.input[1] == name
-    ]
-    return (0, min(rows) - 1) if rows and min(rows) > 0 else None
 
 
 def _value(spec: TensorSpec) -> onnx.ValueInfoProto:

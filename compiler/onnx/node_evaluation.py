@@ -21,6 +21,9 @@ Shape: TypeAlias = tuple[int, ...]
 
 IR_VERSION = 10  # any that ONNX Runtime reads
 DATA_BYTES = 4096  # of values that shape inference is told: they may be shapes, axes or repeats
+# Up to operator set 21, ONNX's inference counts windows that begin beyond a plane's end where ceil_mode rounds up;
+# ONNX Runtime does not, whatever the set.
+POOLS, LIKE_ONNXRUNTIME = ("MaxPool", "AveragePool", "LpPool"), 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ def infer_node(
 
     types: of the node's inputs, and of what graphs inside it read. Raises what ONNX raises for inputs that do not fit.
     """
+    if node.op_type in POOLS and not node.domain:
+        opset = max(opset, LIKE_ONNXRUNTIME)
     schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
     data = _told(node, values)
     given = {name: known.proto() for name, known in types.items()}

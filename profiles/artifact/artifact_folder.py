@@ -81,7 +81,8 @@ class Artifact(CheckedArtifact):
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        return self.manifest.inputs
+        """What callers give; see `Manifest.client_inputs`."""
+        return self.manifest.client_inputs
 
     @property
     def outputs(self) -> tuple[Port, ...]:

@@ -58,6 +58,25 @@ PADDED = {
     "sums of what came before": of_floats(
         node("CumSum", ["x", "axis"], ["y"]), out=["batch", "seq", 4], constants=[AXIS]
     ),
+    "floats of 16 bits": of_floats(
+        node("Relu", ["x"], ["r"]),
+        node("ReduceSum", ["r", "axis"], ["sum"]),
+        node("Cast", ["sum"], ["half"], to=TensorProto.FLOAT16),
+        node("Cast", ["half"], ["y"], to=FLOAT),
+        out=["batch", 1, 4],
+        constants=[AXIS],
+    ),
+    "an output of constant rows": model(
+        [
+            node("Relu", ["x"], ["r"]),
+            node("ReduceSum", ["r", "axis"], ["y"]),
+            node("Shape", ["x"], ["s"], end=1),
+            node("ConstantOfShape", ["s"], ["zeros"]),
+        ],
+        [("x", FLOAT, ["batch", "seq", 4])],
+        [("y", FLOAT, ["batch", 1, 4]), ("zeros", FLOAT, ["batch"])],
+        [AXIS],
+    ),
 }
 SHOWS = {
     "a sum of what is not zero": of_floats(

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
 from veltair.compiler.onnx.constants import captured_names, read_names
+from veltair.compiler.onnx.folding.row_numbers import ROWS
+from veltair.compiler.onnx.node_evaluation import Array
+from veltair.types import TensorSpec
 
 OWN_DOMAIN, OPAQUE = "veltair", "OnnxRuntime"  # OnnxRuntime(…): its graph `body`; the doc string says why
 NARROW_FLOATS = {  # element types of tensors that nothing of ours computes
@@ -50,6 +54,27 @@ def body_nodes(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     body = node.attribute[0].g
     renamed = [(new, old.name) for new, old in zip(node.input, body.input, strict=True) if new != old.name]
     return [*(helper.make_node("Identity", [new], [old], f"{node.name}/{old}") for new, old in renamed), *body.node]
+
+
+def standard_nodes(
+    nodes: Sequence[onnx.NodeProto], constants: Mapping[str, Array], values: Mapping[str, TensorSpec]
+) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
+    """The nodes and constants of a model whose extents are all fixed, as ONNX Runtime takes them: none is of our domain.
+
+    >>> rows = helper.make_node(ROWS, ["table"], ["y"], domain=OWN_DOMAIN)
+    >>> table = np.array([[1], [2]])
+    >>> standard_nodes([rows], {"table": table}, {"y": TensorSpec("y", "int64", (3, 1))})[1]["y"].tolist()
+    [[1], [2], [1]]
+    """
+    found: list[onnx.NodeProto] = []
+    stated = dict(constants)
+    for node in nodes:
+        if node.op_type == ROWS:
+            [name] = node.output
+            stated[name] = np.resize(constants[node.input[0]], values[name].shape)
+        else:
+            found += body_nodes(node) if is_opaque(node) else [node]
+    return found, stated
 
 
 def join_opaque(

@@ -45,6 +45,20 @@ def test_an_average_that_is_rounded_up_counts_no_place_beyond_the_padding(tmp_pa
     _compare(graph, proto, {"x": np.random.default_rng(1).standard_normal((2, 3, 6, 6)).astype(np.float32)})
 
 
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(("kernel", "stride", "extent"), [(1, 3, 2), (2, 4, 5), (3, 5, 6)])
+def test_rounding_up_adds_no_window_that_begins_beyond_the_plane(
+    tmp_path: Path, op: str, kernel: int, stride: int, extent: int
+) -> None:
+    facts = {"kernel_shape": [kernel, 2], "strides": [stride, 2], "ceil_mode": 1}
+    for tail in ([], [4]):  # our own pool, and TVM's
+        window = {name: [*value, *[1] * len(tail)] if isinstance(value, list) else value for name, value in facts.items()}
+        proto = model([node(op, "x", "y", **window)], [port("x", ["n", 3, extent, 7, *tail])], [port("y", None)], [])
+        graph = lower(load_model(saved(tmp_path, proto)), "fp32")
+        shape = (2, 3, extent, 7, *tail)
+        _compare(graph, proto, {"x": np.random.default_rng(1).standard_normal(shape).astype(np.float32)})
+
+
 def test_infinities_have_signs(tmp_path: Path) -> None:
     signs = {"n": {"detect_positive": 0}, "p": {"detect_negative": 0}, "b": {}}
     nodes = [helper.make_node("IsInf", ["x"], [name], name, **facts) for name, facts in signs.items()]
