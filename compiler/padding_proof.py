@@ -24,7 +24,7 @@ from veltair.compiler.onnx.fixed_extent import FixedExtent
 from veltair.compiler.onnx.folding.opaque_nodes import standard_nodes
 from veltair.compiler.onnx.id_bounds import id_bounds
 from veltair.compiler.onnx.node_evaluation import IR_VERSION
-from veltair.compiler.onnx.onnx_model import OnnxModel, load_model
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.onnx.position_rules import LastPositionError, PaddingShowsError, Positions, ZeroNeeded
 from veltair.compiler.onnx.simplify import describe_error
 from veltair.compiler.score_shifts import check_shifts

@@ -567,7 +567,9 @@ def einsum(v: Values) -> list[NodeProto] | None:
     _, rows, inner = v.shape(x)
     if chance(v, 0.5):
         return [node(v, "Einsum", x, weights(v, inner, 2, 5), equation="blk,khd->bhld")]
-    return [node(v, "Einsum", x, weights(v, rows, inner), equation=one_of(v, "blk,lk->bl", "blk,lk->bk", "blk,lk->blk"))]
+    return [
+        node(v, "Einsum", x, weights(v, rows, inner), equation=one_of(v, "blk,lk->bl", "blk,lk->bk", "blk,lk->blk"))
+    ]
 
 
 @draws

@@ -82,9 +82,7 @@ class RandomGraph:
         rng = np.random.default_rng(batch)
         return {name: self._input(rng, name, self._values[SMALL][name], batch, length) for name in self._inputs}
 
-    def _input(
-        self, rng: np.random.Generator, name: str, like: NDArray[Any], batch: int, length: int
-    ) -> NDArray[Any]:
+    def _input(self, rng: np.random.Generator, name: str, like: NDArray[Any], batch: int, length: int) -> NDArray[Any]:
         shape = [batch, *like.shape[1:]]
         if name in self._open:
             shape[self._open[name]] = length
@@ -172,9 +170,7 @@ class RandomGraph:
             return onnx.ValueInfoProto(name=name)
         array, larger = self._values[SMALL][name], self._values[LARGE][name]
         sizes = zip(array.shape, larger.shape, strict=True)
-        shape: list[int | str | None] = [
-            a if a == b else "N" if (a, b) == (SMALL, LARGE) else None for a, b in sizes
-        ]
+        shape: list[int | str | None] = [a if a == b else "N" if (a, b) == (SMALL, LARGE) else None for a, b in sizes]
         if name in self._open:
             shape[self._open[name]] = "L"
         return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), shape)
@@ -191,4 +187,3 @@ def _session(model: onnx.ModelProto) -> ort.InferenceSession:
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     return ort.InferenceSession(model.SerializeToString(), options)
-

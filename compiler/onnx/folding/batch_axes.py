@@ -44,6 +44,6 @@ def dimension(extents: Sequence[int]) -> int | None:
 
 
 def has_batch_elsewhere(facts: TensorFacts) -> bool:
-    """Whether a tensor that inputs decide has the batch in another dimension than the first, or not in proportion."""
+    """Whether a tensor has the batch in another dimension than the first, or not in proportion."""
     dims = [dimension(extents) for extents in zip(*facts.shapes, strict=True)]
-    return facts.values is None and (None in dims or any(dim is not None and dim < 0 for dim in dims[1:]))
+    return None in dims or any(dim is not None and dim < 0 for dim in dims[1:])

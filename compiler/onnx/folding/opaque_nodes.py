@@ -59,7 +59,7 @@ def body_nodes(node: onnx.NodeProto) -> list[onnx.NodeProto]:
 def standard_nodes(
     nodes: Sequence[onnx.NodeProto], constants: Mapping[str, Array], values: Mapping[str, TensorSpec]
 ) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
-    """The nodes and constants of a model whose extents are all fixed, as ONNX Runtime takes them: none is of our domain.
+    """The nodes and constants of a model whose extents are all fixed, none of them of our domain.
 
     >>> rows = helper.make_node(ROWS, ["table"], ["y"], domain=OWN_DOMAIN)
     >>> table = np.array([[1], [2]])

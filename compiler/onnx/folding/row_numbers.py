@@ -1,18 +1,16 @@
-"""Numbers of the rows of a batch: they may be indices, and nothing else.
+"""Numbers of the rows of a batch: where they are more than indices, queries of different clients share no batch.
 
-Queries of different clients share a batch, so that a query's answer must not depend on where its rows lie in it.
+A query's answer must not depend on where its rows lie in a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from pathlib import Path
 
 import numpy as np
 import onnx
 
 from veltair.compiler.onnx.node_evaluation import Array
-from veltair.errors import ModelError
 from veltair.types import TensorSpec
 
 # ConstantRows(table): as many rows as the output has, row after row of the table, from its first again after its last.
@@ -25,12 +23,11 @@ def keep_apart(
     outputs: Set[str],
     values: Mapping[str, TensorSpec],
     constants: Mapping[str, Array],
-    path: Path,
 ) -> bool:
-    """Refuse row numbers of the batch as anything but indices: a query's answer must not depend on its neighbours.
+    """Whether queries may share a batch, as far as the numbers of its rows are concerned: they serve as indices alone.
 
-    Returns False where an index is computed from row numbers and from what clients give: `row * length + id` reads
-    another sample's row for an id beyond the length; or where rows of a sample may not lie side by side in an output
+    False, too, where an index is computed from row numbers and from what clients give (`row * length + id` reads
+    another sample's row for an id beyond the length), and where rows of a sample may not lie side by side in an output
     that has several for each sample.
     """
     mergeable = True
@@ -39,19 +36,12 @@ def keep_apart(
         read = [place for place, name in enumerate(node.input) if name in numbers]
         if not read or (node.op_type in INDEXING and read == [1]):
             continue
-        if any(np.dtype(values[name].dtype).kind not in "iu" for name in node.output if name):
-            raise ModelError(
-                f"{path}: node {node.name!r}: {node.op_type} computes with the numbers of the batch's rows; expected "
-                "them as indices alone, since queries of different clients may share a batch"
-            )
+        whole = all(np.dtype(values[name].dtype).kind in "iu" for name in node.output if name)
         given = set(node.input) - numbers - constants.keys() - {""}
-        mergeable &= not given or _joins_coordinates(node, nodes)
+        mergeable &= whole and (not given or _joins_coordinates(node, nodes))
         numbers.update(node.output)
-    if found := sorted(numbers & outputs):
-        raise ModelError(
-            f"{path}: output {found[0]!r} holds numbers of the batch's rows; expected them as indices alone"
-        )
-    return mergeable and all(_keeps_samples(name, nodes, values) for name in outputs if name in values)
+    apart = mergeable and not numbers & outputs
+    return apart and all(_keeps_samples(name, nodes, values) for name in outputs if name in values)
 
 
 def _keeps_samples(output: str, nodes: Sequence[onnx.NodeProto], values: Mapping[str, TensorSpec]) -> bool:

@@ -105,7 +105,9 @@ def _fold(known: GraphFacts, uneven: Mapping[str, str], max_batch: int, output_r
         joined = join_opaque(given, opaque, facts.keys(), computed, outputs) if opaque else given
         joined = list(wrap_foreign(joined, facts.keys(), outputs))
         every = dict(facts)  # the folding adds to them
-        folding = _Folding(every, dict(constants) | propagation.constants, opsets(proto)[""], max_batch, path)
+        folding = _Folding(
+            every, dict(constants) | propagation.constants, opsets(proto)[""], max_batch, path, opaque.keys()
+        )
         rewritten = [*folding.nodes(joined), *folding.outputs(outputs)]
         if not folding.unsupplied:
             break
@@ -119,7 +121,7 @@ def _fold(known: GraphFacts, uneven: Mapping[str, str], max_batch: int, output_r
     values |= {name: TensorSpec(name, str(array.dtype), array.shape) for name, array in folding.constants.items()}
     nodes = needed_nodes(simplify_transpositions(nodes, values, outputs, folding.constants), outputs)
     folded = FoldedGraph(nodes, folding.constants, values, tuple(output.name for output in proto.graph.output), sized)
-    apart = keep_apart(nodes, outputs, folded.values, folded.constants, path)
+    apart = keep_apart(nodes, outputs, folded.values, folded.constants)
     # Whether rows of what is joined mix, nobody knows; a dynamic scale is worked out from all of a batch.
     apart = apart and not any(is_opaque(n) or n.op_type == "DynamicQuantizeLinear" for n in nodes)
     folded.mergeable = apart and keeps_samples_apart(nodes, outputs, values, folded.constants, folding.opset)
@@ -144,13 +146,14 @@ class _Folding:
     opset: int
     max_batch: int
     path: Path
+    opaque: Set[str]  # tensors that ONNX Runtime computes, whatever is known of them
     tables: dict[str, str] = field(default_factory=dict)  # output of a ConstantRows node -> its table
     unsupplied: dict[str, str] = field(default_factory=dict)  # output of a node that cannot be given its inputs -> why
 
     def nodes(self, nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
         """The nodes that compute what is not known, with ConstantRows nodes in front of their first readers."""
         for node in nodes:
-            if any(self.facts[name].values is None for name in node.output if name):
+            if any(self.facts[name].values is None or name in self.opaque for name in node.output if name):
                 full, sizes = without_empty(node, self.facts)
                 self.constants |= sizes
                 changed = self._restated(full)
@@ -166,10 +169,11 @@ class _Folding:
         """Nodes that give outputs of the model whose values are known."""
         for name in sorted(names):
             facts = self.facts.get(name)
-            if facts is not None and facts.values is not None and name not in self.tables:
+            if facts is not None and facts.values is not None and name not in self.tables and name not in self.opaque:
                 table = self._rows(facts)
                 if table is None:
-                    raise ModelError(f"{self.path}: output {name!r} is computed from the batch alone: not supported")
+                    self.unsupplied[name] = f"output {name!r} is computed from the batch alone"
+                    continue
                 if table.size == 0:
                     raise ModelError(f"{self.path}: output {name!r} has no elements (its shape is {facts.shapes[0]})")
                 yield self._rows_node(name, table)

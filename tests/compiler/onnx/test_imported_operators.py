@@ -52,7 +52,9 @@ def test_rounding_up_adds_no_window_that_begins_beyond_the_plane(
 ) -> None:
     facts = {"kernel_shape": [kernel, 2], "strides": [stride, 2], "ceil_mode": 1}
     for tail in ([], [4]):  # our own pool, and TVM's
-        window = {name: [*value, *[1] * len(tail)] if isinstance(value, list) else value for name, value in facts.items()}
+        window = {
+            name: [*value, *[1] * len(tail)] if isinstance(value, list) else value for name, value in facts.items()
+        }
         proto = model([node(op, "x", "y", **window)], [port("x", ["n", 3, extent, 7, *tail])], [port("y", None)], [])
         graph = lower(load_model(saved(tmp_path, proto)), "fp32")
         shape = (2, 3, extent, 7, *tail)

@@ -9,16 +9,23 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from onnx_protos import F, model, node, port, run, saved
+from onnx_protos import I64, F, model, node, port, run, saved
 from run_kernels import run_graph
 
+import veltair
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.onnx.folding.opaque_nodes import is_opaque
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
 from veltair.errors import ModelError
 
-CONSTANTS = {"zero": np.array(0), "one": np.array(1), "two": np.array(2), "v0": np.array([0])}
+CONSTANTS = {
+    "zero": np.array(0),
+    "one": np.array(1),
+    "two": np.array(2),
+    "v0": np.array([0]),
+    "row": np.arange(3, dtype=np.float32),
+}
 BATCH = [node("Shape", "x", "shape"), node("Gather", "shape zero", "n", axis=0)]
 NODES = {
     "a share of each sample": [node("Cast", "n", "f", to=F), node("Div", "x f", "d")],
@@ -56,6 +63,53 @@ def test_a_node_is_left_to_onnx_runtime(tmp_path: Path, nodes: list[onnx.NodePro
     graph = lower(loaded, "fp32")
     assert sum(layer.op == "onnxruntime" for layer in graph.layers) == 1
     assert_agrees(graph, proto, (1, 3))
+
+
+# Outputs that follow from the batch alone, and their shapes.
+OUTPUTS: dict[str, tuple[list[onnx.NodeProto], list[int | str], int]] = {
+    "batch": ([node("Identity", "n", "batch")], [], I64),
+    "extents": ([node("Identity", "shape", "extents")], [3], I64),
+    "share": ([node("Cast", "n", "f", to=F), node("Reciprocal", "f", "share")], [], F),
+    "columns": (
+        [node("Shape", "x", "s", end=2), node("Expand", "row s", "e"), node("Transpose", "e", "columns", perm=[1, 0])],
+        [3, "n"],
+        F,
+    ),
+    "square": (
+        [
+            node("Unsqueeze", "n v0", "b"),
+            node("Concat", "b b", "bb", axis=0),
+            node("ConstantOfShape", "bb", "zeros"),
+            node("EyeLike", "zeros", "square"),
+        ],
+        ["n", "n"],
+        F,
+    ),
+    "angles": (
+        [node("Range", "zero n one", "r"), node("Cast", "r", "turns", to=F), node("Sin", "turns", "angles")],
+        ["n"],
+        F,
+    ),
+}
+
+
+def test_outputs_follow_from_the_batch_alone(tmp_path: Path) -> None:
+    constants = [numpy_helper.from_array(value, name) for name, value in CONSTANTS.items()]
+    nodes = [*BATCH, *(each for made, _, _ in OUTPUTS.values() for each in made), node("Softplus", "x", "p")]
+    for each in nodes:
+        each.name = each.output[0]
+    outputs = [port(name, shape, kind) for name, (_, shape, kind) in OUTPUTS.items()]
+    proto = model(nodes, [port("x", ["n", 3, 4])], [*outputs, port("p", ["n", 3, 4])], constants)
+    path = saved(tmp_path, proto)
+    artifact = veltair.compile(path, tmp_path / "artifact", trials=0, levels="model", max_batch=3)
+    assert not artifact.manifest.mergeable
+    with veltair.load(artifact) as served:
+        for batch in (1, 3):
+            x = np.random.default_rng(batch).standard_normal((batch, 3, 4)).astype(np.float32)
+            found = served(x)
+            for name, expected in zip((*OUTPUTS, "p"), run(proto, {"x": x}), strict=True):
+                assert found[name].shape == expected.shape, name
+                np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 STEPS = {
