@@ -166,6 +166,9 @@ PARTS = {
     "policies": Part(("policies.json",), lambda at: [("bench.policies", "--out", at.result("policies"))]),
     "routers": Part(("routers.json",), lambda at: [("bench.paper.routers", "--out", at.result("routers"))]),
     "node-cases": Part(("node-cases.json",), lambda at: [("bench.node_cases", "--out", at.result("node-cases"))]),
+    "random-graphs": Part(
+        ("random-graphs.json",), lambda at: [("bench.random_graphs", "--out", at.result("random-graphs"))]
+    ),
     "coverage": Part(("coverage.json",), _coverage),
     "micro": Part(("micro/*.json",), lambda at: [("bench.micro.run", "--save")], fixed=True),
     "way": Part(("way.json", "fronts.json", "front.json"), _way),

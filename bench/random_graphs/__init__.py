@@ -1,0 +1,1 @@
+"""Random ONNX networks, to find what a list of known ones does not have."""

@@ -10,11 +10,13 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import NodeProto, helper, numpy_helper
 
-from bench.random_graphs.operators import OPERATORS
+from bench.random_graphs import elementwise, layers, shapes
+from bench.random_graphs.drawing import OPERATORS
 
 SMALL, LARGE = 2, 3  # batch sizes at which a graph is grown; what differs between them is dynamic
 LENGTHS = {SMALL: 6, LARGE: 9}  # of the axis that may be open beside the batch, at these sizes
 MOST_ELEMENTS = 20_000  # of a value at the smaller size
+DRAWN_BY = (elementwise, layers, shapes)  # modules whose functions are among the operators
 KINDS = {"f": np.float32, "i": np.int64, "b": np.bool_}
 Arrays = dict[str, NDArray[Any]]
 
@@ -27,7 +29,7 @@ class RandomGraph:
     """
 
     def __init__(self, seed: int, *, open_length: bool = False, opset: int = 21) -> None:
-        self._open_length = open_length
+        self.open_length = open_length
         self._open: dict[str, int] = {}  # the open axis of inputs
         self.rng = np.random.default_rng(seed)
         self._opset = opset
@@ -113,7 +115,7 @@ class RandomGraph:
         name = self.fresh()
         self._inputs.append(name)
         like = np.empty((1, *extents), KINDS[kind])
-        if self._open_length:
+        if self.open_length:
             self._open[name] = int(self.rng.integers(1, like.ndim))
         for batch, length in LENGTHS.items():
             self._values[batch][name] = self._input(self.rng, name, like, batch, length)

@@ -1,0 +1,55 @@
+"""What becomes of a small model that is compiled and run beside ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+import veltair
+from veltair.compiler.tuning.correctness import largest_errors
+from veltair.errors import VeltairError
+
+TOLERANCE = 1e-3  # of an output's largest value
+BAD = ("wrong", "crashes", "hangs", "unnamed")
+Arrays = Mapping[str, NDArray[Any]]
+Runs = Sequence[tuple[Arrays, Iterable[NDArray[Any]]]]  # inputs by name, and outputs in the model's order
+
+
+def outcome(folder: Path, model: onnx.ModelProto, runs: Runs, **options: Any) -> str:
+    """`ours`, `with ONNX Runtime`, or what is wrong or refused, and why. `options`: of `veltair.compile`."""
+    folder.mkdir()
+    path = folder / "model.onnx"
+    onnx.save(model, str(path))
+    try:
+        artifact = veltair.compile(path, folder / "artifact", trials=0, precision="fp32", **options)
+        with veltair.load(artifact) as run:
+            for feeds, wanted in runs:
+                found = run({port.name: feeds[port.name] for port in artifact.inputs})
+                if fault := difference({port.name: found[port.name] for port in model.graph.output}, wanted):
+                    shapes = ", ".join(f"{name} {feed.shape}" for name, feed in feeds.items())
+                    return f"wrong: {fault} (from {shapes})"
+    except VeltairError as error:
+        return f"refused: {str(error).replace(str(path), path.name)[:300]}"
+    except Exception as error:  # what has no name of ours is what this looks for
+        return f"unnamed: {type(error).__name__}: {str(error)[:300]}"
+    fallback = any(layer.op == "onnxruntime" for layer in artifact.manifest.layers)
+    return "with ONNX Runtime" if fallback else "ours"
+
+
+def difference(found: Mapping[str, Any], wanted: Iterable[NDArray[Any]]) -> str | None:
+    """What differs between outputs by name and those that are right, in the same order."""
+    for (name, value), right in zip(found.items(), wanted, strict=True):
+        result = np.asarray(value)
+        if result.shape != right.shape:
+            return f"{name} has shape {result.shape}, expected {right.shape}"
+        if result.dtype != right.dtype:
+            return f"{name} is {result.dtype}, expected {right.dtype}"
+        _, error = largest_errors(result, right)
+        if not error <= TOLERANCE:
+            return f"{name} is off by {error:.2g} of its largest value"
+    return None
