@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from tvm.script.ir_builder import tirx as T
 
@@ -11,9 +11,12 @@ from veltair.compiler.codegen.vectors import LANES, Expr
 
 
 @contextmanager
-def when(condition: Expr) -> Iterator[None]:
-    """Code that runs where the condition holds."""
-    with T.If(condition), T.Then():
+def when(*conditions: Expr) -> Iterator[None]:
+    """Code that runs where all conditions hold; always, where there are none."""
+    with ExitStack() as stack:
+        for condition in conditions:
+            stack.enter_context(T.If(condition))
+            stack.enter_context(T.Then())
         yield
 
 

@@ -91,3 +91,12 @@ def index_in_register(value: Expr) -> Expr:
     variable = T.alloc_buffer((1,), "int32", scope="global")
     T.buffer_store(variable, value, [0])
     return variable[0]
+
+
+def divide_in_registers(value: Expr, divisor: Expr) -> tuple[Expr, Expr]:
+    """Quotient and remainder of two indices that are not negative.
+
+    Where the divisor is known at run time alone, TVM proves things about the quotient again and again: bound by `//`,
+    it took two thirds of the compile of a matrix product.
+    """
+    return index_in_register(T.truncdiv(value, divisor)), index_in_register(T.truncmod(value, divisor))

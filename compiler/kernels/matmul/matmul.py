@@ -13,7 +13,7 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.control_flow import when
-from veltair.compiler.codegen.memory import vector_load
+from veltair.compiler.codegen.memory import divide_in_registers, index_in_register, vector_load
 from veltair.compiler.codegen.multiply_add import (
     VALUES_PER_STEP,
     broadcast_input,
@@ -99,13 +99,14 @@ class _MatmulCode:
         chunks = T.ceildiv(total, step)
         with T.parallel(0, panels * chunks) as task:
             self.sums = T.alloc_buffer((self.rows * self.columns,), "float32x16", scope="local")
-            panel, chunk = T.bind(task // chunks), T.bind(task % chunks)
-            with T.serial(0, T.max(T.min(step, total - chunk * step), 0) // self.rows) as t:
-                self._emit_tile(panel, chunk * step + t * self.rows, self.rows)
+            panel, chunk = divide_in_registers(task, chunks)
+            first = index_in_register(chunk * step)
+            full, rest = divide_in_registers(T.max(T.min(step, total - first), 0), T.int32(self.rows))
+            with T.serial(0, full) as t:
+                self._emit_tile(panel, first + t * self.rows, self.rows)
             if self.rows > 1:
-                rest = T.bind(T.min(step, total - chunk * step) % self.rows)
                 with T.serial(0, rest) as r:
-                    self._emit_tile(panel, T.min((chunk + 1) * step, total) - rest + r, 1)
+                    self._emit_tile(panel, first + full * self.rows + r, 1)
 
     def _emit_tile(self, panel: Expr, row: Expr, count: int) -> None:
         """`count` rows from `row` on, times the panel."""
@@ -124,5 +125,5 @@ class _MatmulCode:
         for r in range(count):
             for c in range(columns):
                 column = T.bind(panel * self.panel + c * LANES)
-                with when(column < self.width):
+                with when(*([column < self.width] if self.width % self.panel else ())):
                     self.epilogue.store(sums[r * columns + c], row + r, column)

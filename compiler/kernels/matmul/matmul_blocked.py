@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.control_flow import when
-from veltair.compiler.codegen.memory import allocate_scratch, index_in_register, prefetch, vector_load, vector_store
+from veltair.compiler.codegen.memory import (
+    allocate_scratch,
+    divide_in_registers,
+    index_in_register,
+    prefetch,
+    vector_load,
+    vector_store,
+)
 from veltair.compiler.codegen.multiply_add import VALUES_PER_STEP, broadcast_input, multiply_add, reduction_body
 from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.codegen.vectors import LANES, Expr, ramp
@@ -103,13 +110,15 @@ class _Task:
 
     def emit(self) -> None:
         matmul, total = self.matmul, self.X.shape[0]
-        chunks = T.ceildiv(total, matmul.step)
-        with T.parallel(0, matmul.groups * chunks) as task:
-            self.group, chunk = T.bind(task // chunks * matmul.panels), T.bind(task % chunks)
-            share = T.bind(T.ceildiv(T.ceildiv(total, chunks), matmul.rows) * matmul.rows)
+        with T.parallel(0, matmul.groups * T.ceildiv(total, matmul.step)) as task:
+            chunks = index_in_register(T.truncdiv(total + matmul.step - 1, matmul.step))
+            group, chunk = divide_in_registers(task, chunks)
+            self.group = index_in_register(group * matmul.panels)
+            tiles = T.truncdiv(T.truncdiv(total + chunks - 1, chunks) + matmul.rows - 1, matmul.rows)
+            share = index_in_register(tiles * matmul.rows)
             self.first_row = index_in_register(chunk * share)
             self.count = index_in_register(T.max(T.min(share, total - self.first_row), 0))
-            self.own_panels = T.bind(T.min(matmul.panels, len(matmul.weight) - self.group))
+            self.own_panels = index_in_register(T.min(matmul.panels, len(matmul.weight) - self.group))
             self._allocate()
             with T.serial(0, matmul.blocks) as block:
                 first = T.bind(block * matmul.stretch)
@@ -207,10 +216,11 @@ class _Task:
                 T.buffer_store(self.tile[c], start, [r])
 
     def _finish(self, panel: Expr, row: Expr, height: int) -> None:
-        """The epilogue; a small tile may reach past the rows."""
-        width = self.epilogue.width
+        """The epilogue; a small tile may reach past the rows, the last panel past the columns."""
+        width, first = self.epilogue.width, index_in_register(panel * self.matmul.panel)
+        small, cut = height < self.matmul.rows, width % self.matmul.panel != 0
         for r, c in self._elements(height):
-            column = T.bind(panel * self.matmul.panel + c * LANES)
-            inside = column < width if height == self.matmul.rows else T.And(column < width, row + r < self.count)
-            with when(inside):
+            column = T.bind(first + c * LANES)
+            inside = [row + r < self.count] * small + [column < width] * cut
+            with when(*inside):
                 self.epilogue.store(self.tile[c][r], self.first_row + row + r, column)
