@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 import veltair
@@ -39,6 +40,15 @@ def outcome(folder: Path, model: onnx.ModelProto, runs: Runs, **options: Any) ->
         return f"unnamed: {type(error).__name__}: {str(error)[:300]}"
     fallback = any(layer.op == "onnxruntime" for layer in artifact.manifest.layers)
     return "with ONNX Runtime" if fallback else "ours"
+
+
+def right_outputs(model: onnx.ModelProto, feeds: Arrays) -> dict[str, NDArray[Any]]:
+    """What ONNX Runtime gives, in the model's order; it raises its own types."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model.SerializeToString(), options)
+    return dict(zip([port.name for port in session.get_outputs()], session.run(None, dict(feeds)), strict=True))
 
 
 def difference(found: Mapping[str, Any], wanted: Iterable[NDArray[Any]]) -> str | None:

@@ -5,6 +5,7 @@ A crash or a case that does not end is seen, and costs itself alone.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -12,45 +13,59 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
 from bench.case_outcomes import BAD
-from bench.paths import ROOT
+from bench.paths import ROOT, write_whole
+from veltair.machine.environment import describe_environment
 
 MOST_BYTES = 8 << 30  # of memory that a process of cases may take
 AT_ONCE = 40  # cases of one process: compilers do not give all memory back
 Command = Sequence[str]  # of a worker: a list of names on its input, `ready` and an outcome for each on its output
 
 
-def try_cases(
-    names: Sequence[str], command: Command, seconds: float, jobs: int, out: Path, found: dict[str, Any]
-) -> int:
-    """Try cases and show how far this is; results are written after each. Returns the exit code.
+def add_options(parser: argparse.ArgumentParser, *, seconds: float) -> None:
+    """The options of `try_cases` except the file of results, and `--worker`. `seconds`: of a case, by default."""
+    parser.add_argument("--seconds", type=float, default=seconds, help="that a case may take")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that try cases side by side")
+    parser.add_argument("--again", action="store_true", help="try what was tried already")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
 
-    found: facts of the results, among them `outcomes` by name, to which new ones are added.
+
+def try_cases(names: Sequence[str], command: Command, args: argparse.Namespace, facts: Mapping[str, Any]) -> int:
+    """Try the cases that have no outcome yet and show how far this is. Returns the exit code.
+
+    Results are written to `args.out` after each, with the environment and `facts` beside them.
     """
-    outcomes: dict[str, str] = found["outcomes"]
+    found = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {}
+    outcomes: dict[str, str] = found.get("outcomes", {})
+    found |= {"environment": asdict(describe_environment()), **facts}
+    wanted = [name for name in names if args.again or name not in outcomes]
     begin = time.monotonic()
-    for number, (name, outcome) in enumerate(outcomes_of(names, command, seconds, jobs), 1):
+    for number, (name, outcome) in enumerate(outcomes_of(wanted, command, args.seconds, args.jobs), 1):
         outcomes[name] = outcome
-        found["counts"] = Counter(text.partition(":")[0] for text in outcomes.values())
-        draft = out.with_suffix(".draft")
-        draft.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-        draft.rename(out)
-        left = (time.monotonic() - begin) / number * (len(names) - number)
-        bar = "#" * (20 * number // len(names))
-        print(f"[{bar:<20}] {number}/{len(names)}, {left / 60:.0f} min left  {name}: {outcome}", flush=True)
-    counts = Counter(text.partition(":")[0] for text in outcomes.values())
+        results = {**found, "counts": _counts(outcomes), "outcomes": outcomes}
+        write_whole(args.out, json.dumps(results, indent=1) + "\n")
+        left = (time.monotonic() - begin) / number * (len(wanted) - number)
+        bar = "#" * (20 * number // len(wanted))
+        print(f"[{bar:<20}] {number}/{len(wanted)}, {left / 60:.0f} min left  {name}: {outcome}", flush=True)
+    counts = _counts(outcomes)
     print(f"of {len(outcomes)}: " + ", ".join(f"{count} {kind}" for kind, count in counts.most_common()))
     return 1 if any(counts[kind] for kind in BAD) else 0
+
+
+def _counts(outcomes: Mapping[str, str]) -> Counter[str]:
+    return Counter(text.partition(":")[0] for text in outcomes.values())
 
 
 def outcomes_of(names: Sequence[str], command: Command, seconds: float, jobs: int) -> Iterator[tuple[str, str]]:
@@ -65,13 +80,13 @@ def outcomes_of(names: Sequence[str], command: Command, seconds: float, jobs: in
         yield answers.get()
 
 
-def answer(prepare: Callable[[list[str]], Callable[[str], str]]) -> int:
-    """A worker's side. `prepare` gives, for the names of all cases, what tries one of them."""
+def answer(prepare: Callable[[list[str], Path], Callable[[str], str]]) -> int:
+    """A worker's side. `prepare` gives, for the names of all cases and a folder, what tries one of them."""
     names = json.loads(sys.stdin.readline())
     warnings.simplefilter("ignore")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what compilers print is no answer
-    outcome = prepare(names)
+    outcome = prepare(names, Path(tempfile.gettempdir()))
     print("ready", file=answers, flush=True)
     for name in names:
         print(json.dumps(outcome(name)), file=answers, flush=True)
@@ -86,20 +101,18 @@ def _try_parts(
         while True:
             left = parts.get_nowait()
             while left:
-                for pair in _Worker(left, command, seconds).answers():
+                for pair in _answers(left, command, seconds):
                     answers.put(pair)
                     left = left[1:]
 
 
-class _Worker:
-    """A process that tries cases one after the other."""
-
-    def __init__(self, names: Sequence[str], command: Command, seconds: float) -> None:
-        self._names = names
-        self._seconds = seconds
-        self._process = subprocess.Popen(
+def _answers(names: Sequence[str], command: Command, seconds: float) -> Iterator[tuple[str, str]]:
+    """Cases with their outcomes from one process, up to the first that crashes or hangs; that one is counted so."""
+    with tempfile.TemporaryDirectory() as folder:  # of its temporary files, which it leaves where it is killed
+        process = subprocess.Popen(
             command,
             cwd=ROOT,
+            env=os.environ | {"TMPDIR": folder},
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -107,21 +120,17 @@ class _Worker:
             start_new_session=True,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES)),
         )
-
-    def answers(self) -> Iterator[tuple[str, str]]:
-        """Cases with their outcomes, up to the first that crashes or hangs; that one is counted so."""
-        process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps(self._names) + "\n")
+            process.stdin.write(json.dumps(names) + "\n")
             process.stdin.flush()
             process.stdout.readline()  # cases are prepared
-            for name in self._names:
-                ready, _, _ = select.select([process.stdout], [], [], self._seconds)
+            for name in names:
+                ready, _, _ = select.select([process.stdout], [], [], seconds)
                 line = process.stdout.readline() if ready else ""
                 if not line:
-                    yield name, f"crashes: code {process.wait()}" if ready else f"hangs: over {self._seconds:g} s"
+                    yield name, f"crashes: code {process.wait()}" if ready else f"hangs: over {seconds:g} s"
                     return
                 yield name, json.loads(line)
         finally:

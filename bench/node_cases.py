@@ -11,27 +11,22 @@ each case, and a run continues where it ended.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx.backend.test.case.node import collect_testcases
 
-from bench.case_outcomes import outcome
-from bench.case_workers import answer, try_cases
+from bench.case_outcomes import outcome, right_outputs
+from bench.case_workers import add_options, answer, try_cases
 from bench.paths import RESULTS, result_path
-from veltair.machine.environment import describe_environment
 
 TYPES = {"float32", "int64", "int32", "bool", "uint8", "int8"}
 Case = tuple[str, onnx.ModelProto, dict[str, NDArray[Any]], list[NDArray[Any]]]
@@ -40,34 +35,25 @@ Case = tuple[str, onnx.ModelProto, dict[str, NDArray[Any]], list[NDArray[Any]]]
 def main() -> int:
     args = _arguments()
     if args.worker:
-        with tempfile.TemporaryDirectory() as folder:
-            return answer(lambda names: _prepare(names, args.seed, Path(folder)))
-    found: dict[str, Any] = {"outcomes": {}}
-    if args.out.exists():
-        found = json.loads(args.out.read_text("utf-8"))
+        return answer(lambda names, folder: _prepare(names, args.seed, folder))
     warnings.simplefilter("ignore")
     names = [case[0] for case in cases(args.seed)]
     chosen = [name for name in names if any(fnmatch(name, pattern) for pattern in args.names.split(","))][: args.count]
-    wanted = [name for name in chosen if args.again or name not in found["outcomes"]]
-    facts = {"environment": asdict(describe_environment()), "seed": args.seed, "drawn_from": len(names)}
     command = (sys.executable, "-m", "bench.node_cases", "--worker", "--seed", str(args.seed))
-    return try_cases(wanted, command, args.seconds, args.jobs, args.out, {**found, **facts})
+    return try_cases(chosen, command, args, {"seed": args.seed, "drawn_from": len(names)})
 
 
 def cases(seed: int) -> Iterator[Case]:
     """Name, model, inputs and ONNX Runtime's outputs of the cases that count, in a random order."""
     found = sorted(collect_testcases(None), key=lambda case: case.name)
     random.Random(seed).shuffle(found)
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
     for case in found:
         inputs, _ = case.data_sets[0]
         if not all(isinstance(value, np.ndarray | np.generic) for value in inputs):
             continue  # a sequence, or nothing
         feeds = {port.name: np.asarray(value) for port, value in zip(case.model.graph.input, inputs, strict=False)}
         try:
-            outputs = ort.InferenceSession(case.model.SerializeToString(), options).run(None, feeds)
+            outputs = right_outputs(case.model, feeds).values()
         except Exception:  # ONNX Runtime raises its own types
             continue
         arrays = [np.asarray(value) for value in outputs if isinstance(value, np.ndarray | np.generic)]
@@ -91,11 +77,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--count", type=lambda text: None if text == "all" else int(text), default=None, metavar="N")
     parser.add_argument("--seed", type=int, default=1, help="of the order in which cases are tried")
     parser.add_argument("--names", default="*", metavar="PATTERN,…", help="of the cases to try (default: all)")
-    parser.add_argument("--seconds", type=float, default=120, help="that a case may take")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that try cases side by side")
-    parser.add_argument("--again", action="store_true", help="try what was tried already")
     parser.add_argument("--out", type=result_path, default=RESULTS / "node-cases.json")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    add_options(parser, seconds=120)
     return parser.parse_args()
 
 

@@ -113,6 +113,12 @@ def _coverage(at: Settings) -> Sequence[Command]:
     return [("bench.coverage", "--again", "--times", *exporter, "--out", at.result("coverage"))]
 
 
+def _random_graphs(at: Settings) -> Sequence[Command]:
+    out = ("--out", at.result("random-graphs"))
+    opened = ("--open", "--count", "40", "--seed", "1001", "--nodes", "6")
+    return [("bench.random_graphs", "--count", "60", *out), ("bench.random_graphs", *opened, *out)]
+
+
 def _layer_launch(at: Settings) -> Sequence[Command]:
     artifacts = [str(DEMO / "bench" / f"{name}-bf16") for name in ("mobilenet_v2", "resnet50")]
     return [("bench.kernels.layer_launch", *artifacts, "--out", at.result("blocks"))]
@@ -166,9 +172,7 @@ PARTS = {
     "policies": Part(("policies.json",), lambda at: [("bench.policies", "--out", at.result("policies"))]),
     "routers": Part(("routers.json",), lambda at: [("bench.paper.routers", "--out", at.result("routers"))]),
     "node-cases": Part(("node-cases.json",), lambda at: [("bench.node_cases", "--out", at.result("node-cases"))]),
-    "random-graphs": Part(
-        ("random-graphs.json",), lambda at: [("bench.random_graphs", "--out", at.result("random-graphs"))]
-    ),
+    "random-graphs": Part(("random-graphs.json",), _random_graphs),
     "coverage": Part(("coverage.json",), _coverage),
     "micro": Part(("micro/*.json",), lambda at: [("bench.micro.run", "--save")], fixed=True),
     "way": Part(("way.json", "fronts.json", "front.json"), _way),

@@ -1,4 +1,4 @@
-"""Where the benches find the repository, their results and the command line of veltair."""
+"""Where the benches find the repository and the command line of veltair, and how they write their results."""
 
 from __future__ import annotations
 
@@ -22,3 +22,11 @@ def result_path(text: str) -> Path:
     if path.is_dir() or not path.parent.is_dir():
         raise ArgumentTypeError(f"{text}: expected a file in a folder that exists")
     return path
+
+
+def write_whole(path: Path, content: str) -> None:
+    """Write a file that is whole at any time: a run that is interrupted leaves the one before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    draft.write_text(content, "utf-8")
+    draft.replace(path)

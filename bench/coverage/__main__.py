@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.coverage.trial import Limits, try_network
-from bench.paths import DEMO, RESULTS, ROOT, result_path
+from bench.paths import DEMO, RESULTS, ROOT, result_path, write_whole
 from veltair.machine.environment import describe_environment
 
 RESULT = RESULTS / "coverage.json"
@@ -141,10 +141,7 @@ class Exporter:
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps({"environment": asdict(describe_environment()), **found}, indent=1) + "\n", "utf-8")
-    draft.rename(path)
+    write_whole(path, json.dumps({"environment": asdict(describe_environment()), **found}, indent=1) + "\n")
 
 
 def _arguments() -> argparse.Namespace:

@@ -22,7 +22,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.paths import ROOT
+from bench.paths import ROOT, write_whole
 
 KEPT = ROOT / ".build" / "figures"
 SOURCES = (
@@ -93,7 +93,7 @@ def _compute(missing: dict[Path, Call], label: str) -> None:
             longest_first = sorted(missing.items(), key=lambda each: expected_cost(each[1]), reverse=True)
             futures = {pool.submit(call[0], *call[1:]): path for path, call in longest_first}
             for future in as_completed(futures):
-                _write(futures[future], future.result())
+                write_whole(futures[future], msgspec.json.encode(future.result()).decode())
                 done.append(missing[futures[future]])
                 passed_s = time.monotonic() - began_s
                 left = _describe_left(seconds_left(passed_s, done, missing.values()))
@@ -122,13 +122,6 @@ def _result_path(call: Call) -> Path:
     function, *arguments = call
     name = hashlib.sha256(json.dumps(arguments).encode()).hexdigest()[:20]
     return KEPT / _source_digest() / function.__name__ / f"{name}.json"
-
-
-def _write(path: Path, found: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")
-    draft.write_bytes(msgspec.json.encode(found))
-    draft.replace(path)
 
 
 @cache

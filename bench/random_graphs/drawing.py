@@ -36,12 +36,12 @@ class Values(Protocol):
 
 T = TypeVar("T")
 Draw = Callable[[Values], list[NodeProto] | None]
-OPERATORS: dict[str, Draw] = {}
+OPERATORS: list[Draw] = []
 
 
 def draws(function: Draw) -> Draw:
-    """Enter a function under its name."""
-    OPERATORS[function.__name__] = function
+    """Enter a function among the operators."""
+    OPERATORS.append(function)
     return function
 
 
@@ -79,6 +79,11 @@ def number(v: Values, low: int, high: int) -> int:
 def fixed_axis(v: Values, name: str, first: int = 0) -> int | None:
     axes = [axis for axis in range(first, len(v.shape(name))) if v.fixed(name, axis)]
     return one_of(v, *axes) if axes else None
+
+
+def fixed_behind(v: Values, name: str) -> bool:
+    """Whether all axes but the first are fixed."""
+    return all(v.fixed(name, axis) for axis in range(1, len(v.shape(name))))
 
 
 def signed(v: Values, axis: int, rank: int) -> int:

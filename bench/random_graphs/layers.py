@@ -11,6 +11,7 @@ from bench.random_graphs.drawing import (
     chance,
     draws,
     fixed_axis,
+    fixed_behind,
     ints,
     last,
     node,
@@ -91,7 +92,7 @@ def _window(v: Values, extents: list[int], kernel: list[int], *, dilated: bool) 
 
 @draws
 def convolution(v: Values) -> list[NodeProto] | None:
-    if (x := v.pick(rank=(3, 5))) is None or not all(v.fixed(x, axis) for axis in range(1, len(v.shape(x)))):
+    if (x := v.pick(rank=(3, 5))) is None or not fixed_behind(v, x):
         return None
     channels, *extents = v.shape(x)[1:]
     group = one_of(v, 1, 1, channels, *(g for g in (2, 3, 4) if channels % g == 0))
@@ -112,7 +113,7 @@ def convolution(v: Values) -> list[NodeProto] | None:
 
 @draws
 def transposed_convolution(v: Values) -> list[NodeProto] | None:
-    if (x := v.pick(rank=(3, 5))) is None or not all(v.fixed(x, axis) for axis in range(1, len(v.shape(x)))):
+    if (x := v.pick(rank=(3, 5))) is None or not fixed_behind(v, x):
         return None
     channels, *extents = v.shape(x)[1:]
     group = one_of(v, 1, 1, 1, channels)
@@ -126,7 +127,7 @@ def transposed_convolution(v: Values) -> list[NodeProto] | None:
 
 @draws
 def pool(v: Values) -> list[NodeProto] | None:
-    if (x := v.pick(rank=(3, 5))) is None or not all(v.fixed(x, axis) for axis in range(1, len(v.shape(x)))):
+    if (x := v.pick(rank=(3, 5))) is None or not fixed_behind(v, x):
         return None
     if chance(v, 0.25):
         return [node(v, one_of(v, "GlobalAveragePool", "GlobalMaxPool"), x)]

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import NodeProto, helper, numpy_helper
 
+from bench.case_outcomes import right_outputs
 from bench.random_graphs import elementwise, layers, shapes
-from bench.random_graphs.drawing import OPERATORS
+from bench.random_graphs.drawing import OPERATORS, Draw
 
 SMALL, LARGE = 2, 3  # batch sizes at which a graph is grown; what differs between them is dynamic
 LENGTHS = {SMALL: 6, LARGE: 9}  # of the axis that may be open beside the batch, at these sizes
@@ -44,10 +44,10 @@ class RandomGraph:
 
     def grow(self, nodes: int) -> None:
         """Apply random operators until the graph has that many applications, or nothing fits any more."""
-        names, done, tries = list(OPERATORS), 0, 0
+        done = tries = 0
         while done < nodes and tries < 30 * nodes:
             tries += 1
-            done += self._apply(names[int(self.rng.integers(len(names)))])
+            done += self._apply(OPERATORS[int(self.rng.integers(len(OPERATORS)))])
 
     def pick(self, *, rank: tuple[int, int] = (1, 6), kind: str = "f", least: int = 1) -> str | None:
         """A value that fits, one of the last three in two cases of three; None where none does."""
@@ -56,7 +56,6 @@ class RandomGraph:
             for name, array in self._values[SMALL].items()
             if array.dtype == KINDS[kind]
             and rank[0] <= array.ndim <= rank[1]
-            and array.size
             and all(n >= least for n in array.shape[1:])
         ]
         if not fitting:
@@ -65,10 +64,10 @@ class RandomGraph:
         return str(self.rng.choice(late if self.rng.random() < 0.67 else fitting))
 
     def shape(self, name: str) -> list[int]:
-        return list(self._array(SMALL, name).shape)
+        return list(self._values[SMALL][name].shape)
 
     def fixed(self, name: str, axis: int) -> bool:
-        return bool(self._array(SMALL, name).shape[axis] == self._array(LARGE, name).shape[axis])
+        return bool(self._values[SMALL][name].shape[axis] == self._values[LARGE][name].shape[axis])
 
     def constant(self, array: NDArray[np.generic]) -> str:
         name = self.fresh()
@@ -105,9 +104,6 @@ class RandomGraph:
             for n in self._nodes
         )
 
-    def _array(self, batch: int, name: str) -> NDArray[Any]:
-        return self._values[batch][name] if name in self._values[batch] else self._constants[name]
-
     def _add_input(self) -> None:
         kind = "i" if self.rng.random() < 0.25 else "f"
         ranks = (2, 3) if kind == "i" else (2, 3, 3, 4, 4, 4, 5)
@@ -120,10 +116,10 @@ class RandomGraph:
         for batch, length in LENGTHS.items():
             self._values[batch][name] = self._input(self.rng, name, like, batch, length)
 
-    def _apply(self, name: str) -> bool:
+    def _apply(self, draw: Draw) -> bool:
         """Try an operator; False, and nothing is changed, where it does not fit."""
         before = set(self._constants)
-        nodes = OPERATORS[name](self)
+        nodes = draw(self)
         found = None if nodes is None else self._evaluated(nodes)
         if nodes is None or found is None:
             for key in set(self._constants) - before:
@@ -144,16 +140,15 @@ class RandomGraph:
         for batch in (SMALL, LARGE):
             feeds = {name: self._values[batch][name] for name in sources}
             try:
-                session = _session(self._model(nodes, sources, outputs))
-                arrays = session.run(outputs, feeds)
+                arrays = right_outputs(self._model(nodes, sources, outputs), feeds)
             except Exception:  # ONNX Runtime raises its own types
                 return None
-            for array in arrays:
+            for array in arrays.values():
                 if not 0 < array.size <= MOST_ELEMENTS or array.dtype not in KINDS.values():
                     return None
                 if array.dtype == np.float32 and not (np.isfinite(array).all() and np.abs(array).max(initial=0) < 1e4):
                     return None
-            found[batch] = dict(zip(outputs, arrays, strict=True))
+            found[batch] = arrays
         inner = {name for node in nodes for name in node.input}
         if any(found[SMALL][n].ndim != found[LARGE][n].ndim for n in outputs):
             return None
@@ -176,16 +171,3 @@ class RandomGraph:
         if name in self._open:
             shape[self._open[name]] = "L"
         return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), shape)
-
-
-def reference(model: onnx.ModelProto, feeds: Arrays) -> Arrays:
-    """What ONNX Runtime gives; it raises its own types."""
-    session = _session(model)
-    return dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True))
-
-
-def _session(model: onnx.ModelProto) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), options)

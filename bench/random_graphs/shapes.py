@@ -10,6 +10,7 @@ from bench.random_graphs.drawing import (
     chance,
     draws,
     fixed_axis,
+    fixed_behind,
     ints,
     last,
     node,
@@ -34,10 +35,9 @@ def reshape(v: Values) -> list[NodeProto] | None:
     """All axes but the first in another split, by -1, by 0, or by a shape computed at run time."""
     if (x := v.pick(rank=(2, 6))) is None or v.fixed(x, 0):
         return None
-    shape = v.shape(x)
-    if not all(v.fixed(x, axis) for axis in range(1, len(shape))):
+    if not fixed_behind(v, x):
         return None
-    size = int(np.prod(shape[1:]))
+    size = int(np.prod(v.shape(x)[1:]))
     parts: list[int] = []
     while size > 1 and len(parts) < 3 and chance(v, 0.8):
         divisors = [d for d in range(2, size + 1) if size % d == 0]

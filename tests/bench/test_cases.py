@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from onnx_protos import model, node, port
 
-from bench.case_outcomes import difference, outcome
+from bench.case_outcomes import difference, outcome, right_outputs
 from bench.case_workers import outcomes_of
 from bench.paths import RESULTS
-from bench.random_graphs.random_graph import RandomGraph, reference
+from bench.random_graphs.random_graph import RandomGraph
 
 
 def test_what_a_case_ends_as(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_random_networks_follow_from_their_seeds_and_run() -> None:
         proto = first.model()
         assert proto.SerializeToString(deterministic=True) == second.model().SerializeToString(deterministic=True)
         assert len(proto.graph.node) >= 6
-        found = reference(proto, first.feeds(4))
+        found = right_outputs(proto, first.feeds(4))
         assert found.keys() == {value.name for value in proto.graph.output} and all(a.size for a in found.values())
 
 

@@ -125,5 +125,5 @@ class _MatmulCode:
         for r in range(count):
             for c in range(columns):
                 column = T.bind(panel * self.panel + c * LANES)
-                with when(*([column < self.width] if self.width % self.panel else ())):
+                with when(*self.epilogue.inside(column, self.panel)):
                     self.epilogue.store(sums[r * columns + c], row + r, column)

@@ -217,10 +217,9 @@ class _Task:
 
     def _finish(self, panel: Expr, row: Expr, height: int) -> None:
         """The epilogue; a small tile may reach past the rows, the last panel past the columns."""
-        width, first = self.epilogue.width, index_in_register(panel * self.matmul.panel)
-        small, cut = height < self.matmul.rows, width % self.matmul.panel != 0
+        first, small = index_in_register(panel * self.matmul.panel), height < self.matmul.rows
         for r, c in self._elements(height):
             column = T.bind(first + c * LANES)
-            inside = [row + r < self.count] * small + [column < width] * cut
-            with when(*inside):
+            above = [row + r < self.count] if small else []
+            with when(*above, *self.epilogue.inside(column, self.matmul.panel)):
                 self.epilogue.store(self.tile[c][r], self.first_row + row + r, column)

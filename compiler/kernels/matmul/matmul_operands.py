@@ -63,6 +63,10 @@ class MatmulEpilogue:
         residual = operands[0] if operands else None
         return cls(buffers[-1], gate, residual, parameters.activation, spec.outputs[0].shape[1])
 
+    def inside(self, column: Expr, panel: int) -> list[Expr]:
+        """What has to hold of a vector's first column: nothing where all panels, of `panel` columns each, are full."""
+        return [column < self.width] if self.width % panel else []
+
     def store(self, value: Expr, row: Expr, column: Expr) -> None:
         """Finish and store 16 outputs. The first of them must lie below column N; those behind N are not written."""
         if self.gate is not None:
