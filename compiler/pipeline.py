@@ -40,6 +40,7 @@ from veltair.compiler.patterns.recommendation.feature_columns import round_colum
 from veltair.compiler.patterns.sequence.picked_positions import pick_positions_first
 from veltair.compiler.patterns.vision.signals import signals_as_images
 from veltair.compiler.patterns.vision.volumes import volumes_as_images
+from veltair.compiler.references.quantised_reference import quantised_tolerance
 from veltair.compiler.stitch.alternatives import ALTERNATIVES
 from veltair.compiler.stitch.regions import import_region
 from veltair.compiler.timing.batch_sizes import batch_sizes
@@ -50,7 +51,6 @@ from veltair.compiler.tuning.checked_versions import TunedVersion
 from veltair.compiler.tuning.frontier import Candidate
 from veltair.compiler.tuning.implementation_choice import Alternatives, Choice, choose_implementations
 from veltair.compiler.tuning.kernel_cache import KernelCache
-from veltair.compiler.tuning.quantised_reference import quantised_tolerance
 from veltair.compiler.tuning.search import search
 from veltair.compiler.tuning.setting import Setting
 from veltair.machine.environment import describe_environment, flat_facts

@@ -30,10 +30,10 @@ from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.onnx.onnx_model import load_model as load_onnx
 from veltair.compiler.pipeline import lower
 from veltair.compiler.reference_model import Arrays, ReferenceModel
+from veltair.compiler.references.layer_reference import reference_outputs, unpack_activation
 from veltair.compiler.stitch.alternatives import ALTERNATIVES
 from veltair.compiler.tuning.correctness import LOOKUPS, LayerJudge, largest_errors
 from veltair.compiler.tuning.implementation_choice import as_chosen
-from veltair.compiler.tuning.layer_reference import reference_outputs, unpack_activation
 from veltair.compiler.verification_report import VerificationReport, is_settled
 from veltair.compiler.verified_extents import compare_extents
 from veltair.errors import ModelError

@@ -39,7 +39,7 @@ MAY_IMPORT = {
 FLOORS = {
     "veltair.compiler": (
         *("onnx", "quantisation", "graph", "codegen", "embedding", "kernels", "stitch", "features", "patterns"),
-        *("locality", "timing", "tuning"),
+        *("locality", "references", "timing", "tuning"),
     ),
     "veltair.profiles": ("artifact", "cache", "records", "runtime"),
     "veltair.server": ("ipc", "protocol", "access", "worker", "engine", "front"),

@@ -26,11 +26,16 @@ log = logging.getLogger(__name__)
 
 # All measurements of a model alone share so much, where that gives each at least LEAST_NS: a kernel of some
 # microseconds runs hundreds of times in it. With 25 ms for each, GhostNet's 289 versions took 100 s.
-SHARED_NS, LEAST_NS = 30_000_000_000, 5_000_000
+SHARED_NS, LEAST_NS = 15_000_000_000, 2_000_000
 # What else runs for some 100 ms meanwhile makes a few jobs look many times as slow as they are, on one number of cores
 # and not on another. A second look for LEAST_NS, when all others have been timed, finds another moment.
 DISTURBED = 1.25  # times what the second look says: noise of few runs is less
-PRESSED = 0.4  # of a solo measurement's budget, for one beside co-runners: levels come from the mean over all jobs
+# Of a solo measurement's budget, for one beside co-runners, since levels come from the mean over all jobs; but two
+# periods of a co-runner at least.
+PRESSED, LEAST_PRESSED_NS = 0.4, 4_000_000
+# Runs at least, where those of the budget are fewer: of the first look, of the second one, which only finds what the
+# first one got wrong by DISTURBED, and of one beside co-runners.
+FIRST_RUNS, SECOND_RUNS, PRESSED_RUNS = 3, 1, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +109,10 @@ def measure_times(
     cores = len(meter.cores)
     budget_ns = measurement_budget_ns(sum(len(job.operands) for job in jobs) * cores)
     counts = range(1, cores + 1)
-    alone = _measure(jobs, meter, counts, tick, budget_ns)
-    alone = _undisturbed(jobs, alone, _measure(jobs, meter, counts, tick, LEAST_NS))
-    pressed = [_pressed(jobs, meter, grade, alone, tick, round(PRESSED * budget_ns)) for grade in grades if cores > 1]
+    alone = _measure(jobs, meter, counts, tick, budget_ns, FIRST_RUNS)
+    alone = _undisturbed(jobs, alone, _measure(jobs, meter, counts, tick, LEAST_NS, SECOND_RUNS))
+    pressed_ns = max(LEAST_PRESSED_NS, round(PRESSED * budget_ns))
+    pressed = [_pressed(jobs, meter, grade, alone, tick, pressed_ns) for grade in grades if cores > 1]
     rows = np.stack([alone, *pressed], axis=1).tolist()  # (jobs, 1 + grades, batches, cores)
     return [msgspec.convert({"alone_ns": row[0], "pressed_ns": row[1:]}, JobTimes) for row in rows]
 
@@ -115,7 +121,7 @@ def measurement_budget_ns(measurements: int) -> int:
     """Time for each of so many measurements: less where there are many, since a compile should end.
 
     >>> [measurement_budget_ns(count) // 1_000_000 for count in (100, 3000, 100_000)]
-    [25, 10, 5]
+    [25, 5, 2]
     """
     return min(BUDGET_NS, max(LEAST_NS, SHARED_NS // measurements))
 
@@ -171,13 +177,16 @@ def _measure(
     counts: Sequence[int],
     tick: Callable[[], None],
     budget_ns: int,
+    fewest: int,
 ) -> NDArray[np.float64]:
     """Times in ns: (jobs, batches, counts)."""
     times = []
     for job in jobs:
-        times.append(
-            [meter.time(job.library, job.symbol, operands, counts, budget_ns=budget_ns) for operands in job.operands]
-        )
+        rows = [
+            meter.time(job.library, job.symbol, operands, counts, budget_ns=budget_ns, fewest=fewest)
+            for operands in job.operands
+        ]
+        times.append(rows)
         tick()
     return np.array(times, dtype=np.float64)
 
@@ -205,7 +214,7 @@ def _pressed(
     times = np.empty_like(alone)
     for count in range(1, len(meter.cores)):
         with run_co_runners(meter.cores[count:], grade):
-            times[:, :, count - 1 : count] = _measure(jobs, meter, (count,), tick, budget_ns)
+            times[:, :, count - 1 : count] = _measure(jobs, meter, (count,), tick, budget_ns, PRESSED_RUNS)
     times[:, :, -1] = alone[:, :, -1] * times[:, :, -2] / alone[:, :, -2]
     return times
 

@@ -43,6 +43,7 @@ from veltair.types import CoreSet
 Bounds = Mapping[str, tuple[int, int]]  # activation name -> least and greatest id, both inclusive
 
 BUDGET_NS = 25_000_000  # of a measurement on one core count, beside its first run
+FEWEST_RUNS = 5
 PATIENCE_S = 120.0  # for one answer; a candidate that takes longer hangs
 # Weights are cycled through copies of so much in all: between two runs of a layer, the rest of its model and the other
 # tenants' pass through the caches. With hot weights a ResNet-50 in bfloat16 was predicted at two thirds of its time.
@@ -165,18 +166,19 @@ class Meter:
         operands: Sequence[Operand],
         counts: Sequence[int] | None = None,
         limit_ns: int = 0,
-        budget_ns: int | None = None,
+        budget_ns: int = BUDGET_NS,
+        fewest: int = FEWEST_RUNS,
     ) -> list[int]:
-        """Median ns on each of `counts` cores (default: 1 … all), the first run left out.
+        """Median ns on each of `counts` cores (default: 1 … all), the first run left out unless it is long.
 
-        `budget_ns` (BUDGET_NS by default) is that of each count. A kernel slower than `limit_ns` is given up after
-        three runs. Inputs are warm, weights are not (see ROTATE_BYTES), ids are new for each run.
+        `budget_ns` is that of each count, in which there are `fewest` at least, or three of a kernel that takes
+        long. One slower than `limit_ns` is given up after three runs. Inputs are warm, weights are not (see
+        ROTATE_BYTES), ids are new for each run.
 
         Raises CandidateError when the kernel crashes, hangs or refuses.
         """
         wanted = tuple(counts) if counts is not None else tuple(range(1, len(self.cores) + 1))
-        budget_ns = BUDGET_NS if budget_ns is None else budget_ns
-        request = TimeKernel(str(library), symbol, tuple(operands), wanted, budget_ns, limit_ns, ROTATE_BYTES)
+        request = TimeKernel(str(library), symbol, tuple(operands), wanted, fewest, budget_ns, limit_ns, ROTATE_BYTES)
         answer = self._ask(symbol, request)
         if not isinstance(answer, KernelTimes):
             raise InvariantError(f"the measuring process answered {type(answer).__name__} to TimeKernel")

@@ -33,6 +33,18 @@ class FileTensor(msgspec.Struct, frozen=True, tag=True):
     lasting: bool = True
 
 
+class RepeatedTensor(msgspec.Struct, frozen=True, tag=True):
+    """The samples of another tensor, of `part` rows of the first axis each, in the order of `rows`.
+
+    >>> RepeatedTensor(InlineTensor("uint8", (2,), b"ab"), part=1, rows=(1, 0, 1)).rows  # b"bab"
+    (1, 0, 1)
+    """
+
+    of: InlineTensor | FileTensor
+    part: int
+    rows: tuple[int, ...]
+
+
 class RandomTensor(msgspec.Struct, frozen=True, tag=True):
     """Random values in `region` (start and stop of each axis), zeros around it.
 
@@ -74,13 +86,13 @@ class OutputTensor(msgspec.Struct, frozen=True, tag=True):
     shape: tuple[int, ...]
 
 
-Operand: TypeAlias = InlineTensor | FileTensor | RandomTensor | TensorSequence | OutputTensor
+Operand: TypeAlias = InlineTensor | FileTensor | RepeatedTensor | RandomTensor | TensorSequence | OutputTensor
 
 
 class TimeKernel(msgspec.Struct, frozen=True, tag=True):
     """Asks for the median time of a kernel on each of `counts` cores; one above `limit_ns` is not measured long.
 
-    >>> TimeKernel("kernels.so", "relu", (OutputTensor("float32", (4,)),), (1, 2), 10**7, 10**9, 0).counts
+    >>> TimeKernel("kernels.so", "relu", (OutputTensor("float32", (4,)),), (1, 2), 5, 10**7, 10**9, 0).counts
     (1, 2)
     """
 
@@ -88,6 +100,7 @@ class TimeKernel(msgspec.Struct, frozen=True, tag=True):
     symbol: str
     operands: tuple[Operand, ...]
     counts: tuple[int, ...]
+    fewest_runs: int  # of which the median is taken; more within `budget_ns`
     budget_ns: int
     limit_ns: int
     rotate_bytes: int  # weights are copied until they take so much, and the copies used in turn

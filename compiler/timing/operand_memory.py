@@ -17,7 +17,7 @@ Allocate = Callable[[Sequence[int], str], NDArray[Any]]  # zeroed arrays, aligne
 
 
 class OperandMemory:
-    """Zeroed arrays, each aligned and with slack behind it, that last until the next `begin`.
+    """Arrays, each aligned and with slack behind it, that last until the next `begin`.
 
     >>> memory = OperandMemory(lambda shape, dtype: np.zeros(shape, dtype))
     >>> memory.begin()
@@ -39,12 +39,17 @@ class OperandMemory:
         self._used = 0
 
     def zeros(self, shape: Sequence[int], dtype: str) -> NDArray[Any]:
-        """An array of zeros."""
+        """An array of zeros, written, so that no run pays for faults."""
+        array = self.unset(shape, dtype)
+        array.fill(0)
+        return array
+
+    def unset(self, shape: Sequence[int], dtype: str) -> NDArray[Any]:
+        """An array whose contents may be anything."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         start = self._used
         self._used = -(-(start + size + SLACK_BYTES) // ALIGNMENT) * ALIGNMENT
         if self._used > len(self._kept):
             return self._allocate(shape, dtype)
         part = self._kept[start : start + size]
-        part.fill(0)
         return part.view(dtype).reshape(shape)

@@ -25,7 +25,7 @@ from veltair.compiler.tuning.kernel_cache import KeptTimes, KeptVersion, KernelC
 from veltair.compiler.tuning.setting import Setting
 from veltair.errors import VeltairError
 
-CHECKED_TWICE = 3  # samples up to which a version is checked on one core and on all
+CHECKED = (1, 3)  # samples with which a version is checked on one core and on all; 3 are no multiple of a tile's rows
 
 Latency: TypeAlias = tuple[tuple[tuple[int, ...], ...], ...]  # ns; (batches, levels, cores)
 PointKey: TypeAlias = tuple[tuple[str, int | str], ...]
@@ -106,8 +106,14 @@ class VersionBuilder:
 
     @cached_property
     def _checks(self) -> list[ReferenceCheck]:
-        sizes = sorted({1, min(3, self._batches[-1]), self._batches[-1]})  # 3: not a multiple of any tile's rows
-        return [ReferenceCheck(self._spec, size, self._setting.bounds, self._setting.precision) for size in sizes]
+        return [self._check(size) for size in sorted({min(size, self._batches[-1]) for size in CHECKED})]
+
+    @cached_property
+    def _last_check(self) -> ReferenceCheck:
+        return self._check(self._batches[-1])
+
+    def _check(self, batch: int) -> ReferenceCheck:
+        return ReferenceCheck(self._spec, batch, self._setting.bounds, self._setting.precision)
 
     def begin(self, candidates: Sequence[Candidate], share_ns: float) -> None:
         """Select versions, and begin to compile those that no earlier compile left; `checked` waits for them."""
@@ -221,15 +227,22 @@ class VersionBuilder:
     def _fault(self, library: Path, symbol: str, weights: Sequence[Operand]) -> str:
         """The fault of a version's results; empty where they are right."""
         try:
-            for check in self._checks:
-                # One core shares the work as it does at the other sizes; the largest one takes most of the time.
-                counts = {1, len(self._meter.cores)} if check.batch <= CHECKED_TWICE else {len(self._meter.cores)}
-                for count in sorted(counts):
-                    if fault := check.find_fault(self._meter, library, symbol, weights, count):
-                        return f"{symbol}: {fault}"
+            fault = self._first_fault(library, symbol, weights)
         except CandidateError as error:
             return str(error)
-        return ""
+        return f"{symbol}: {fault}" if fault else ""
+
+    def _first_fault(self, library: Path, symbol: str, weights: Sequence[Operand]) -> str:
+        cores, most = len(self._meter.cores), self._batches[-1]
+        for check in self._checks:
+            for count in sorted({1, cores}):
+                if fault := check.find_fault(self._meter, library, symbol, weights, count):
+                    return fault
+        # One core shares the work as it does at the other sizes; the largest one takes most of the time.
+        few = self._checks[-1]
+        if most == few.batch or few.repeats(self._meter, library, symbol, weights, cores, most):
+            return ""
+        return self._last_check.find_fault(self._meter, library, symbol, weights, cores)
 
 
 def _key(point: Point) -> PointKey:

@@ -10,11 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
-from veltair.compiler.stitch.evaluate import reference_stitched
-from veltair.compiler.timing.measure import Bounds, Meter, interior_slices, result_operands
-from veltair.compiler.timing.measuring_messages import Operand
-from veltair.compiler.tuning.layer_reference import pack_activation, reference_outputs, unpack_activation
-from veltair.compiler.tuning.quantised_reference import (
+from veltair.compiler.references.layer_reference import pack_activation, reference_outputs, unpack_activation
+from veltair.compiler.references.quantised_reference import (
     LEAN,
     QUANTISED_REFERENCES,
     rounds_floats,
@@ -22,6 +19,10 @@ from veltair.compiler.tuning.quantised_reference import (
     within_choices,
     without_jumps,
 )
+from veltair.compiler.stitch.evaluate import reference_stitched
+from veltair.compiler.timing.measure import Bounds, Meter, interior_slices, result_operands
+from veltair.compiler.timing.measuring_messages import Operand
+from veltair.compiler.tuning.repeated_rows import may_repeat, repeats
 from veltair.profiles.artifact.expected_answer import HUGE
 from veltair.profiles.artifact.manifest import shape_at
 
@@ -138,6 +139,7 @@ class ReferenceCheck:
         self._inputs = drawn
         self._judge = LayerJudge(spec, precision, self._inputs)
         expected = reference_outputs(spec, self._inputs, batch)
+        self._may_repeat = together is None and expected is not None and may_repeat(spec)
         self._goals = None if expected is None else self._judge.unpacked(expected)
 
     def find_fault(self, meter: Meter, library: Path, symbol: str, weights: Sequence[Operand], cores: int) -> str:
@@ -158,6 +160,17 @@ class ReferenceCheck:
             if not error <= limit:
                 return f"{self._where(tensor, cores)}: off by {error:.2g} of its largest value, more than {limit:g}"
         return ""
+
+    def repeats(
+        self, meter: Meter, library: Path, symbol: str, weights: Sequence[Operand], cores: int, batch: int
+    ) -> bool:
+        """Whether a version without a fault is right at a greater batch too, as far as repeated samples tell.
+
+        Raises CandidateError as `find_fault`.
+        """
+        return self._may_repeat and repeats(
+            meter, library, symbol, weights, self.spec, self._inputs, self.batch, batch, cores
+        )
 
     def _where(self, tensor: Activation, cores: int) -> str:
         return f"{tensor.name} at batch {self.batch} on {cores} cores"

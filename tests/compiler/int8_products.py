@@ -9,8 +9,8 @@ from run_kernels import run_kernel
 
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.quantised import Addend, QuantisedProductParameters, Window
-from veltair.compiler.tuning.layer_reference import pack_activation, reference_outputs
-from veltair.compiler.tuning.quantised_reference import steps_allowed
+from veltair.compiler.references.layer_reference import pack_activation, reference_outputs
+from veltair.compiler.references.quantised_reference import steps_allowed
 
 Parameters = QuantisedProductParameters
 SQUARE = Window((3, 3), (1, 1), (1, 1), (1, 1, 1, 1))

@@ -18,8 +18,8 @@ from tvm_ffi import StructuralKey
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.references.layer_reference import pack_activation, reference_outputs, unpack_activation
 from veltair.compiler.shared_library import compile_function
-from veltair.compiler.tuning.layer_reference import pack_activation, reference_outputs, unpack_activation
 from veltair.machine.isa import cpu_features, tvm_target
 from veltair.machine.topology import usable_machine
 from veltair.profiles.runtime.executor import aligned_copy, aligned_zeros, permit_tiles

@@ -20,7 +20,7 @@ from veltair.compiler.build import compile_model
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import LOWERING_PHASES, Lowering
-from veltair.compiler.tuning.quantised_reference import quantised_tolerance, without_jumps
+from veltair.compiler.references.quantised_reference import quantised_tolerance, without_jumps
 
 node = helper.make_node
 NUMBERS: dict[str, NDArray[Any]] = {

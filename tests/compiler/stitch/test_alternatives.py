@@ -18,8 +18,8 @@ from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.sequence import LayerNormParameters
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
+from veltair.compiler.references.layer_reference import pack_activation, reference_outputs
 from veltair.compiler.stitch.alternatives import ALTERNATIVES, apart, fused_by_tvm, stitched
-from veltair.compiler.tuning.layer_reference import pack_activation, reference_outputs
 from veltair.compiler.tuning.search_plan import TVM
 from veltair.compiler.verify import verify
 from veltair.machine.environment import describe_environment

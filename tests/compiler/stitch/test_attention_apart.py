@@ -18,9 +18,9 @@ from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.sequence import AttentionParameters
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
+from veltair.compiler.references.layer_reference import reference_outputs
 from veltair.compiler.stitch.alternatives import fused_by_tvm
 from veltair.compiler.stitch.attention_apart import attention_apart
-from veltair.compiler.tuning.layer_reference import reference_outputs
 from veltair.compiler.tuning.search_plan import TVM
 from veltair.compiler.verify import verify
 from veltair.machine.environment import describe_environment

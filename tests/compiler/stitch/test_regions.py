@@ -11,7 +11,7 @@ from stitch.region_case import Case, assert_right
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.parameters.generic import GenericParameters
-from veltair.compiler.tuning.layer_reference import reference_outputs
+from veltair.compiler.references.layer_reference import reference_outputs
 from veltair.machine.isa import cpu_features
 
 

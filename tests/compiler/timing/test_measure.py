@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.graph.layer_spec import Activation, Halo, Kernel, LayerSpec
 from veltair.compiler.shared_library import ObjectFile, compile_objects, link_library
+from veltair.compiler.timing import measuring_process
 from veltair.compiler.timing.measure import (
     CandidateError,
     Meter,
@@ -19,7 +21,7 @@ from veltair.compiler.timing.measure import (
     interior_slices,
     write_chunks,
 )
-from veltair.compiler.timing.measuring_messages import FileTensor, InlineTensor, OutputTensor, RandomTensor
+from veltair.compiler.timing.measuring_messages import FileTensor, InlineTensor, OutputTensor, RandomTensor, TimeKernel
 from veltair.machine.isa import tvm_target
 from veltair.machine.topology import usable_machine
 
@@ -190,8 +192,37 @@ def test_random_tensors_keep_their_halo_and_bounds(meter: Meter, tmp_path: Path)
     region = ((0, 1), (0, 1), (1, 3), (1, 4), (0, 16))
     given = [RandomTensor("float32", shape, region), RandomTensor("int64", (50,), ((0, 50),), -2, 2)]
     results = [OutputTensor("float32", shape), OutputTensor("int64", (50,))]
-    plane, numbers = meter.call(tmp_path / "copy.so", "copy", [*given, *results], 1)
-    inside = plane[:, :, 1:3, 1:4]
-    assert (inside != 0).all()
-    assert np.count_nonzero(plane) == inside.size
-    assert set(numbers.tolist()) == {-2, -1, 0, 1, 2}
+    for _ in range(3):  # the first leaves its numbers in the memory of those that follow
+        plane, numbers = meter.call(tmp_path / "copy.so", "copy", [*given, *results], 1)
+        inside = plane[:, :, 1:3, 1:4]
+        assert (inside != 0).all()
+        assert np.count_nonzero(plane) == inside.size
+        assert set(numbers.tolist()) == {-2, -1, 0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("run_ms", "fewest", "budget_ms", "limit_ms", "median_ms"),
+    [
+        ([9, 1, 2, 3], 3, 0, 0, 2),  # the first run warms up
+        ([20, 12, 11], 3, 0, 0, 12),  # and counts where it is long
+        ([30], 1, 2, 0, 30),
+        ([9, 1, 1, 2, 2, 2], 1, 8, 0, 2),  # the budget asks for more
+        ([15, 14, 13], 5, 1, 0, 14),  # three of a kernel that takes long, whatever was asked for
+        ([9, 6, 5, 4], 5, 1000, 3, 5),  # above the limit
+    ],
+)
+def test_runs_end_when_they_are_enough(
+    monkeypatch: pytest.MonkeyPatch, run_ms: list[int], fewest: int, budget_ms: int, limit_ms: int, median_ms: int
+) -> None:
+    clock = 0
+    left = [ms * 1_000_000 for ms in run_ms]
+
+    def run(counted: int) -> int:
+        nonlocal clock
+        clock += left[0]
+        return left.pop(0)
+
+    monkeypatch.setattr(measuring_process, "time", SimpleNamespace(perf_counter_ns=lambda: clock))
+    request = TimeKernel("k.so", "k", (), (1,), fewest, budget_ms * 1_000_000, limit_ms * 1_000_000, 0)
+    assert measuring_process.median_ns(run, request) == median_ms * 1_000_000
+    assert not left

@@ -19,8 +19,8 @@ from veltair.compiler.features.kernel.columns_kernel import concatenated_layer
 from veltair.compiler.features.text_code.tokens import BLOCK, NOTED
 from veltair.compiler.features.vocabularies import LONGEST_PROBE, MOST_SLOTS_PER_KEY, Vocabularies, fill_slots
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
-from veltair.compiler.tuning.layer_reference import pack_activation, unpack_activation
-from veltair.compiler.tuning.layer_reference import reference_outputs as layer_reference
+from veltair.compiler.references.layer_reference import pack_activation, unpack_activation
+from veltair.compiler.references.layer_reference import reference_outputs as layer_reference
 from veltair.profiles.artifact.manifest import Storage
 from veltair.profiles.runtime.executor import aligned_copy
 

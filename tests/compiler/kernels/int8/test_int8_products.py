@@ -12,7 +12,7 @@ from run_kernels import OLDER_CPUS, run_kernel
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.int8.products import pack_quads
-from veltair.compiler.tuning.layer_reference import reference_outputs
+from veltair.compiler.references.layer_reference import reference_outputs
 from veltair.machine.isa import cpu_features
 
 ELSEWHERE = {  # the code around sums is the same on every instruction set

@@ -18,7 +18,7 @@ from run_kernels import run_graph
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
-from veltair.compiler.tuning.quantised_reference import without_jumps
+from veltair.compiler.references.quantised_reference import without_jumps
 
 node = helper.make_node
 rng = np.random.default_rng(0)

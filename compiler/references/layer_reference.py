@@ -19,15 +19,15 @@ from veltair.compiler.graph.parameters.vision import (
     PoolKind,
     SqueezeExciteParameters,
 )
-from veltair.compiler.stitch.evaluate import reference_stitched
-from veltair.compiler.tuning.quantised_reference import QUANTISED_REFERENCES
-from veltair.compiler.tuning.reference_arithmetic import (
+from veltair.compiler.references.quantised_reference import QUANTISED_REFERENCES
+from veltair.compiler.references.reference_arithmetic import (
     apply_activation,
     bf16_to_float32,
     float32_to_bf16,
     run_onnx_node,
 )
-from veltair.compiler.tuning.row_reference import ROW_REFERENCES
+from veltair.compiler.references.row_reference import ROW_REFERENCES
+from veltair.compiler.stitch.evaluate import reference_stitched
 
 Array = NDArray[Any]
 

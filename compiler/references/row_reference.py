@@ -22,8 +22,8 @@ from veltair.compiler.graph.parameters.sequence import (
     AttentionParameters,
     LayerNormParameters,
 )
-from veltair.compiler.tuning.recurrent_reference import reference_recurrent
-from veltair.compiler.tuning.reference_arithmetic import apply_activation, bf16_to_float32, float32_to_bf16
+from veltair.compiler.references.recurrent_reference import reference_recurrent
+from veltair.compiler.references.reference_arithmetic import apply_activation, bf16_to_float32, float32_to_bf16
 
 Array = NDArray[Any]
 

@@ -16,7 +16,7 @@ from veltair.compiler.graph.parameters.sequence import (
     ResetPosition,
     SequenceOrder,
 )
-from veltair.compiler.tuning.reference_arithmetic import apply_activation
+from veltair.compiler.references.reference_arithmetic import apply_activation
 
 Array = NDArray[Any]
 

@@ -16,8 +16,8 @@ from veltair.compiler.graph.parameters.quantised import (
     QuantisedProductParameters,
     Window,
 )
+from veltair.compiler.references.reference_arithmetic import apply_activation
 from veltair.compiler.stitch.stitched_parameters import StitchedParameters
-from veltair.compiler.tuning.reference_arithmetic import apply_activation
 
 Array = NDArray[Any]
 JUMPS = 1e-3  # share of the values of a layer that rounds floats
