@@ -54,6 +54,10 @@ class Matches:
     def is_inner(self, node: onnx.NodeProto) -> bool:
         return id(node) in self._inner
 
+    def is_free(self, node: onnx.NodeProto) -> bool:
+        """Whether a node belongs to no match."""
+        return not self.has(node) and not self.is_inner(node)
+
     def inner_of(self, node: onnx.NodeProto) -> tuple[onnx.NodeProto, ...]:
         """The inner nodes of the match filed under a node."""
         return self._groups.get(id(node), ())
@@ -141,6 +145,11 @@ class ModelView:
         """The one node that reads a tensor, if no other node and no output of the model does."""
         users = self.users_of(name)
         return users[0] if len(users) == 1 and name not in self.output_names else None
+
+    def free_user(self, name: str) -> onnx.NodeProto | None:
+        """The one node that reads a tensor, if no match has that node: a layer that is emitted may swallow it."""
+        user = self.only_user(name)
+        return user if user is not None and self.matches.is_free(user) else None
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """The ONNX shape; a dimension -k stands for k times the batch."""

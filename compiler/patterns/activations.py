@@ -31,15 +31,17 @@ class ActivationMatch:
 
 
 def activation_behind(name: str, view: ModelView) -> ActivationMatch | None:
-    """The activation function that all users of a tensor compute together, if they do."""
+    """The activation function that all users of a tensor compute together, if they do and belong to no match."""
     users = view.users_of(name)
     if name in view.output_names:
         return None
     if len(users) == 1:
         activation = activation_of(users[0], view.constants)
-        return ActivationMatch(activation, users[0].output[0], (users[0],)) if activation else None
-    gated = _match_gated(name, users, view) if len(users) == 2 else None
-    return gated or _match_formula(name, view)
+        found = ActivationMatch(activation, users[0].output[0], (users[0],)) if activation else None
+    else:
+        gated = _match_gated(name, users, view) if len(users) == 2 else None
+        found = gated or _match_formula(name, view)
+    return found if found is not None and all(map(view.matches.is_free, found.nodes)) else None
 
 
 def activation_of(node: onnx.NodeProto, constants: Constants) -> str | None:

@@ -36,7 +36,7 @@ def find_batched_matmuls(view: ModelView) -> Matches:
     """Match the products of computed matrices. Transposes that only they read become part of their addressing."""
     matches = Matches()
     for node in view.nodes:
-        if node.op_type not in ("MatMul", "Gemm") or view.matches.is_inner(node) or view.matches.has(node):
+        if node.op_type not in ("MatMul", "Gemm") or not view.matches.is_free(node):
             continue
         if not _is_batched_matmul(node, view):
             continue
@@ -69,7 +69,7 @@ def batched_matmul(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder)
             bias = bias + view.constants[node.input[2]].reshape(-1) * np.float32(attribute(node, "beta", 1.0))
     shape = out if width > 1 else (*out[:-2], 1, out[-2])
     end = node
-    user = view.only_user(node.output[0])
+    user = view.free_user(node.output[0])
     factor = _constant_factor(user, view)
     if user is not None and factor and not bias.any():
         scale, end = scale * factor, user
@@ -125,7 +125,7 @@ def _untransposed(name: str, flag: int, view: ModelView, matches: Matches) -> tu
     rank = len(view.shape_of(name))
     order = tuple(range(rank))
     maker = view.makers.get(name)
-    alone = maker is not None and view.only_user(name) is not None and not view.matches.is_inner(maker)
+    alone = maker is not None and view.only_user(name) is not None and view.matches.is_free(maker)
     if maker is not None and alone and maker.op_type == "Transpose" and maker.input[0] not in view.constants:
         order = tuple(attribute(maker, "perm", list(reversed(order))))
         matches.add_inner([maker])

@@ -65,7 +65,7 @@ def _match_affine(node: onnx.NodeProto, view: ModelView) -> Chain | None:
             break
         scale, shift = scale * step[0], shift * step[0] + step[1]
         nodes.append(user)
-        user = view.only_user(user.output[0])
+        user = view.free_user(user.output[0])
     weights = {"scale": scale.astype(np.float32), "shift": shift.astype(np.float32)}
     return (("affine",), weights, tuple(nodes)) if nodes else None
 

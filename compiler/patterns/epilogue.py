@@ -41,7 +41,7 @@ class Epilogue:
         added: Activation | None = None
         constant: NDArray[Any] | None = None
         swallowed: list[onnx.NodeProto] = []
-        user = view.only_user(name)
+        user = view.free_user(name)
         if user is not None and user.op_type in ("Add", "Sum") and len(user.input) == 2 and (residual or bias):
             other = user.input[1] if user.input[0] == name else user.input[0]
             if residual and other != name and builder.is_made(other):

@@ -144,9 +144,9 @@ def readable_as_bf16(name: str, view: ModelView) -> bool:
 
 def _reshaped(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> tuple[onnx.NodeProto, tuple[int, ...]]:
     """The last node of a product and its shape: the rows of a Gemm may be reshaped back into sequences."""
-    user = view.only_user(node.output[0])
+    user = view.free_user(node.output[0])
     out = view.shape_of(node.output[0])
-    if user is None or user.op_type != "Reshape" or view.matches.is_inner(user):
+    if user is None or user.op_type != "Reshape":
         return node, out
     if view.shape_of(user.output[0])[-1] != out[-1]:
         return node, out
@@ -160,7 +160,7 @@ def _is_dense(node: onnx.NodeProto | None, view: ModelView) -> bool:
 
 def _side(operator: str, name: str, view: ModelView, builder: GraphBuilder) -> tuple[str, Activation | None]:
     """The output and the other operand of the sum or product behind a tensor, if that operand was made before."""
-    user = view.only_user(name)
+    user = view.free_user(name)
     if user is None or user.op_type != operator:
         return name, None
     other = user.input[1] if user.input[0] == name else user.input[0]

@@ -113,10 +113,13 @@ def test_queries_that_miss_burn_the_budget_of_their_tenant(daemon: Daemon, prome
         ask_daemon(daemon, deadline_us=1)
         return prometheus.value('tenant:veltair_slo_burn_rate:5m{tenant="mlp"}') or 0.0
 
+    def causes() -> set[str]:
+        missed = prometheus.series('tenant_cause:veltair_slo_misses:rate5m{tenant="mlp"} > 0')
+        return {series["metric"]["cause"] for series in missed}
+
     until("a burn rate of misses", lambda: burn() > 1)
-    missed = prometheus.series('tenant_cause:veltair_slo_misses:rate5m{tenant="mlp"} > 0')
-    causes = {series["metric"]["cause"] for series in missed}
-    assert causes - {"late"} == {"deadline"}  # on a busy machine others come late
+    until("a rate of missed deadlines", lambda: "deadline" in causes())  # the rules' groups are not evaluated at once
+    assert causes() <= {"deadline", "late"}  # on a busy machine others come late
 
 
 def test_the_dashboards_queries_are_answered(prometheus: Prometheus) -> None:

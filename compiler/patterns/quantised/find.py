@@ -12,7 +12,7 @@ def find_quantised_layers(view: ModelView) -> Matches:
     """Products and pools of integers, and what lies between them."""
     products = find_quantised_products(view)
     matches = products.union(find_quantised_pools(view, products))
-    inside = {id(node) for node in view.nodes if matches.is_inner(node) or matches.has(node)}
+    inside = {id(node) for node in view.nodes if not matches.is_free(node)}
     for node in view.nodes:
         before = dequantised(node.input[0], view) if node.op_type in VIEWS else None
         behind = quantised_behind(node.output[0], view) if before is not None else None

@@ -51,7 +51,7 @@ def round_as_floats(view: ModelView) -> OnnxModel:
 
 def _is_float_rounding(maker: onnx.NodeProto, quantum: Quantum, matches: Matches, view: ModelView) -> bool:
     """Whether a float is rounded to these steps, by a node that belongs to no layer of integers."""
-    if maker.op_type != "QuantizeLinear" or matches.is_inner(maker) or matches.has(maker):
+    if maker.op_type != "QuantizeLinear" or not matches.is_free(maker):
         return False
     given = maker.input[0]
     before = view.makers.get(given)
@@ -68,7 +68,7 @@ def _is_float_rounding(maker: onnx.NodeProto, quantum: Quantum, matches: Matches
 def _round_for_floats(node: onnx.NodeProto, given: str, quantum: Quantum, matches: Matches, found: _Rewriting) -> None:
     """The chain in front of a DequantizeLinear, for its readers that compute in floats."""
     view, output = found.view, node.output[0]
-    readers = [user for user in view.users_of(output) if not (matches.is_inner(user) or matches.has(user))]
+    readers = [user for user in view.users_of(output) if matches.is_free(user)]
     if not readers or output in view.output_names or any(output not in reader.input for reader in readers):
         return
     info, spec = np.iinfo(quantum.dtype), view.values[output]

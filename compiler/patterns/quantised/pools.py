@@ -29,7 +29,7 @@ class PoolMatch:
 def find_quantised_pools(view: ModelView, taken: Matches) -> Matches:
     matches = Matches()
     for node in view.nodes:
-        if taken.is_inner(node) or view.matches.is_inner(node) or view.matches.has(node):
+        if taken.is_inner(node) or not view.matches.is_free(node):
             continue
         if node.op_type == "MaxPool":
             _match_maximum(node, view, matches)

@@ -54,7 +54,7 @@ def find_quantised_products(view: ModelView) -> Matches:
     """All products whose inputs and weights are integers in the file."""
     matches = Matches()
     for node in view.nodes:
-        if matches.is_inner(node) or view.matches.is_inner(node) or view.matches.has(node):
+        if matches.is_inner(node) or not view.matches.is_free(node):
             continue
         nodes = [node]
         found: ProductMatch | None = None
@@ -223,7 +223,7 @@ def _with_sum(found: ProductMatch, nodes: list[onnx.NodeProto], taken: Matches, 
     if reader is None or dequantised(reader.output[0], view) != QuantisedTensor(found.output, _given(found.rounded)):
         return None
     total = view.only_user(reader.output[0])
-    if total is None or total.op_type != "Add" or taken.is_inner(total) or taken.has(total):
+    if total is None or total.op_type != "Add" or not taken.is_free(total):
         return None
     added = _constant_operand(total, reader.output[0], found.bias.size, view) if found.window is None else None
     other = next((name for name in total.input if name != reader.output[0]), "")
@@ -254,7 +254,7 @@ def _given(quantum: Quantum | None) -> Quantum:
 
 def _activation(name: str, nodes: list[onnx.NodeProto], view: ModelView) -> tuple[str, str]:
     found = activation_behind(name, view)
-    if found is None or any(view.matches.is_inner(node) or view.matches.has(node) for node in found.nodes):
+    if found is None:
         return name, "none"
     nodes.extend(found.nodes)
     return found.output, found.activation

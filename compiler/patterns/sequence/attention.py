@@ -6,7 +6,7 @@ tensor, they are one product with their weights side by side.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,7 @@ def find_attention(view: ModelView) -> Matches:
                 first = next(node for node in view.nodes if any(node is inner for inner in nodes))
                 joined = JoinedProjections(found.projections)
                 matches.add(first, joined, [node for node in nodes if node is not first])
+            view = replace(view, matches=view.matches.union(matches))
     return matches
 
 
@@ -211,6 +212,8 @@ def _match_attention(
     core = (*core, *windows.nodes) if windows else core
     views = only_read_inside((node for side in sources for node in side.nodes), (*core, mix), view)
     nodes = (*core, *views)
+    if not all(map(view.matches.is_free, (*nodes, mix))):
+        return None
     scale *= query_scale * key_scale
     plain = not any(side.heads_first or side.group > 1 for side in sources)
     whole = plain and {side.width for side in sources} == {heads * width}
@@ -280,7 +283,7 @@ def _match_projections(
         product = view.makers.get(next((i for i in add.input if i != bias), ""))
         if not bias or product is None or product.op_type != "MatMul" or product.input[1] not in view.constants:
             return ()
-        if any(view.matches.is_inner(node) or view.matches.has(node) for node in (product, add)):  # of integers
+        if not (view.matches.is_free(product) and view.matches.is_free(add)):  # of integers
             return ()
         width = view.shape_of(name)[-1]
         if view.only_user(product.output[0]) is None or view.constants[bias].size != width:

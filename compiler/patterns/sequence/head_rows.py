@@ -81,7 +81,7 @@ def _views_back(name: str, view: ModelView) -> Iterator[Step]:
         source, *others = node.input
         if source in view.constants or any(other and other not in view.constants for other in others):
             return
-        if view.matches.has(node) or view.matches.is_inner(node):
+        if not view.matches.is_free(node):
             return
         yield node, name
         name = source

@@ -148,7 +148,7 @@ def _absorb_transposes(
     nodes."""
     nodes: list[onnx.NodeProto] = []
     best = axes, name, 0
-    while (user := view.only_user(name)) is not None:
+    while (user := view.free_user(name)) is not None:
         shape, out = view.shape_of(name), view.shape_of(user.output[0])
         if user.op_type == "Transpose":
             axes = tuple(axes[i] for i in attribute(user, "perm", list(range(len(axes)))[::-1]))

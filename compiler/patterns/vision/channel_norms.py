@@ -36,7 +36,7 @@ def l2_normalize(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -
     if not builder.is_made(name) or builder.tensors[name].block != view.block:
         return False
     least, nodes, length = 0.0, [node], node.output[0]
-    user = view.only_user(length)
+    user = view.free_user(length)
     while user is not None and user.op_type in ("Clip", "Max", "Expand"):
         bounds = [i for i in user.input[1:] if i]
         if user.input[0] != length or len(bounds) != 1 or bounds[0] not in view.constants:
@@ -45,12 +45,12 @@ def l2_normalize(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -
             least = max(least, float(view.constants[bounds[0]].max()))
         nodes.append(user)
         length = user.output[0]
-        user = view.only_user(length)
+        user = view.free_user(length)
     if user is None or user.op_type != "Div" or list(user.input) != [name, length]:
         return False
     nodes.append(user)
     output, scale = user.output[0], np.ones(shape[1], np.float32)
-    user = view.only_user(output)
+    user = view.free_user(output)
     if user is not None and user.op_type == "Mul":
         factor = view.constants.get(user.input[1] if user.input[0] == output else user.input[0])
         if factor is not None and (factor.size == 1 or factor.shape[-3:] == (shape[1], 1, 1)):

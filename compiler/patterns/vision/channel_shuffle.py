@@ -32,7 +32,7 @@ def shuffle_behind(name: str, view: ModelView) -> ChannelShuffle | None:
     nodes: list[onnx.NodeProto] = []
     output = name
     for kind in ("Reshape", "Transpose", "Reshape"):
-        user = view.only_user(output)
+        user = view.free_user(output)
         if user is None or user.op_type != kind or user.input[0] != output:
             return None
         nodes.append(user)

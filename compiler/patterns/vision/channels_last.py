@@ -18,9 +18,9 @@ def channels_last(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) 
     x = builder.tensors[source]
     order = [0, 2, 3, 1]
     if node.op_type == "Reshape":
-        user = view.only_user(node.output[0])
+        user = view.free_user(node.output[0])
         shape = view.shape_of(node.output[0])
-        if user is None or user.op_type != "Transpose" or view.matches.is_inner(user):
+        if user is None or user.op_type != "Transpose":
             return False
         if len(shape) != 5 or shape[3:] != x.shape[2:]:
             return False

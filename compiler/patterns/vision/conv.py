@@ -84,7 +84,7 @@ def conv(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
 
 def _pool_behind(name: str, epilogue: Epilogue, view: ModelView) -> onnx.NodeProto | None:
     """The maximum pool over 2 x 2 that may be taken of the sums, if the outputs before it would not stay in L2."""
-    user = view.only_user(name)
+    user = view.free_user(name)
     if user is None or user.op_type != "MaxPool" or len(user.output) > 1 or epilogue.residual is not None:
         return None
     kind, *numbers = epilogue.activation.split(":")

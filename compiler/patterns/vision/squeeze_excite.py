@@ -35,7 +35,7 @@ def squeeze_excite(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder)
         functions[function] = activated.activation
         nodes += [dense, *activated.nodes]
         pooled = activated.output
-    product = view.only_user(pooled)
+    product = view.free_user(pooled)
     if product is None or product.op_type != "Mul" or sorted(product.input) != sorted((name, pooled)):
         return False
     x = builder.to_blocked(name)
@@ -56,7 +56,7 @@ def _pointwise_behind(
     name: str, view: ModelView
 ) -> tuple[onnx.NodeProto, NDArray[np.float32], NDArray[np.float32], ActivationMatch] | None:
     """The 1x1 convolution that alone reads a tensor, with its weights (OC, IC), bias and activation."""
-    node = view.only_user(name)
+    node = view.free_user(name)
     if node is None or node.op_type != "Conv" or node.input[0] != name:
         return None
     weight = view.constants.get(node.input[1])

@@ -102,3 +102,23 @@ def test_queries_of_a_joint_product_beside_kept_keys(tmp_path: Path) -> None:
     for found, expected in zip(outputs, ort.InferenceSession(str(path)).run(None, feeds), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     assert operators.count("attention") == 1
+
+
+def test_what_lies_between_two_attentions_belongs_to_one_of_them(tmp_path: Path) -> None:
+    """The second reads the rows that the first has merged; a product's factor behind it is not that of its scores."""
+
+    def attention(query: str, key: str, value: str) -> str:
+        scores = net("MatMul", query, net("Transpose", key, perm=[0, 1, 3, 2]))
+        mixed = net("Transpose", net("MatMul", net("Softmax", scores, axis=-1), value), perm=TOKENS_FIRST)
+        return net("Reshape", mixed, np.array([0, 0, ROW]))
+
+    net = Net(x=["n", HEADS, TOKENS, WIDTH], y=["n", HEADS, WIDTH, WIDTH])
+    first = attention("x", "x", "x")
+    heads = net("Transpose", net("Reshape", first, np.array([0, 0, HEADS, WIDTH])), perm=TOKENS_FIRST)
+    query = net("Mul", net("MatMul", heads, "y"), np.float32(WIDTH**-0.5))
+    path = net.save(tmp_path / "net.onnx", attention(query, heads, heads))
+    feeds = {"x": normal(3, HEADS, TOKENS, WIDTH) * 8, "y": normal(3, HEADS, WIDTH, WIDTH)}
+    [found], operators = run(path, feeds, "fp32", batch=3)
+    [expected] = ort.InferenceSession(str(path)).run(None, feeds)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert operators.count("attention") == 2

@@ -157,6 +157,25 @@ def test_pytorch_spelling_of_two_layers(tmp_path: Path) -> None:
     assert operators[:2] == ["recurrent", "recurrent"]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_transpose_between_two_recurrences_belongs_to_one_of_them(tmp_path: Path, count: int) -> None:
+    """The first could write its states with the rows first, and the second could read them so."""
+    width, hidden, steps = 6, 10, 7
+    constants = weights_of("GRU", width, hidden, count, "0") | weights_of("LSTM", count * hidden, hidden, 1, "1")
+    constants["merged"] = np.array([0, 0, -1])
+    direction = "bidirectional" if count == 2 else "forward"
+    nodes = [
+        helper.make_node("GRU", ["x", "0w", "0r", "0b"], ["y0"], hidden_size=hidden, direction=direction),
+        helper.make_node("Transpose", ["y0"], ["turned"], perm=[2, 0, 1, 3]),
+        helper.make_node("Reshape", ["turned", "merged"], ["rows"]),
+        helper.make_node("Transpose", ["rows"], ["steps"], perm=[1, 0, 2]),
+        helper.make_node("LSTM", ["steps", "1w", "1r", "1b"], ["y1"], hidden_size=hidden),
+    ]
+    path = saved(tmp_path / "net.onnx", nodes, {"x": [steps, 3, width]}, ("y1",), constants)
+    feeds = {"x": drawn(steps, 3, width)}
+    assert compare(path, feeds, runtime(path, feeds)) == ["recurrent", "recurrent"]
+
+
 def test_keras_spelling(tmp_path: Path) -> None:
     """tf2onnx: Transpose, LSTM without lengths, Y squeezed at the axis of directions, then back to the batch first."""
     constants = weights_of("LSTM", 5, 12, 1) | {"axis": np.array([1])}
