@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -12,26 +12,29 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 import veltair
+from veltair.compiler.pipeline import TOLERANCE
 from veltair.compiler.tuning.correctness import largest_errors
 from veltair.errors import VeltairError
 
-TOLERANCE = 1e-3  # of an output's largest value
 BAD = ("wrong", "crashes", "hangs", "unnamed")
 Arrays = Mapping[str, NDArray[Any]]
 Runs = Sequence[tuple[Arrays, Iterable[NDArray[Any]]]]  # inputs by name, and outputs in the model's order
 
 
-def outcome(folder: Path, model: onnx.ModelProto, runs: Runs, **options: Any) -> str:
+def outcome(
+    folder: Path, model: onnx.ModelProto, runs: Runs, *, precision: Literal["fp32", "bf16"] = "fp32", **options: Any
+) -> str:
     """`ours`, `with ONNX Runtime`, or what is wrong or refused, and why. `options`: of `veltair.compile`."""
     folder.mkdir()
     path = folder / "model.onnx"
     onnx.save(model, str(path))
     try:
-        artifact = veltair.compile(path, folder / "artifact", trials=0, precision="fp32", **options)
+        artifact = veltair.compile(path, folder / "artifact", trials=0, precision=precision, **options)
         with veltair.load(artifact) as run:
             for feeds, wanted in runs:
                 found = run({port.name: feeds[port.name] for port in artifact.inputs})
-                if fault := difference({port.name: found[port.name] for port in model.graph.output}, wanted):
+                outputs = {port.name: found[port.name] for port in model.graph.output}
+                if fault := difference(outputs, wanted, TOLERANCE[precision]):
                     shapes = ", ".join(f"{name} {feed.shape}" for name, feed in feeds.items())
                     return f"wrong: {fault} (from {shapes})"
     except VeltairError as error:
@@ -51,15 +54,22 @@ def right_outputs(model: onnx.ModelProto, feeds: Arrays) -> dict[str, NDArray[An
     return dict(zip([port.name for port in session.get_outputs()], session.run(None, dict(feeds)), strict=True))
 
 
-def difference(found: Mapping[str, Any], wanted: Iterable[NDArray[Any]]) -> str | None:
-    """What differs between outputs by name and those that are right, in the same order."""
+def difference(found: Mapping[str, Any], wanted: Iterable[NDArray[Any]], tolerance: float) -> str | None:
+    """What differs between outputs by name and those that are right, in the same order.
+
+    tolerance: the error that may be, over an output's largest value.
+    """
     for (name, value), right in zip(found.items(), wanted, strict=True):
         result = np.asarray(value)
         if result.shape != right.shape:
             return f"{name} has shape {result.shape}, expected {right.shape}"
         if result.dtype != right.dtype:
             return f"{name} is {result.dtype}, expected {right.dtype}"
+        if right.dtype == object:
+            if differing := int((result != right).sum()):
+                return f"{name} has {differing} other texts"
+            continue
         _, error = largest_errors(result, right)
-        if not error <= TOLERANCE:
+        if not error <= tolerance:
             return f"{name} is off by {error:.2g} of its largest value"
     return None

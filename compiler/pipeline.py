@@ -239,7 +239,7 @@ def write_manifest(compilation: Compilation) -> None:
         level_sources=c.latency_tables.sources,
         inputs=graph.inputs,
         packed_buffers=graph.packed_buffers,
-        outputs=client_ports(graph.outputs, c.model.sized),
+        outputs=client_ports(graph.outputs, c.model.sized, c.model.labels),
         buffers=parts.buffers,
         arena_bytes=parts.arena_bytes,
         layers=parts.layers,

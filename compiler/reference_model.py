@@ -19,7 +19,7 @@ from veltair.compiler.verification_report import is_settled
 from veltair.errors import ModelError
 from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT
 from veltair.profiles.artifact.manifest import ONNX_LAYER, Manifest
-from veltair.profiles.artifact.output_layout import write_tensors
+from veltair.profiles.artifact.output_layout import numbers_of, write_tensors
 from veltair.profiles.artifact.ragged_inputs import all_to_ragged
 from veltair.profiles.artifact.strings import Strings
 from veltair.profiles.runtime.onnx_layers import TYPES, exact_session
@@ -100,15 +100,22 @@ class ReferenceModel:
         return found
 
     def plain_outputs(self, given: Mapping[str, Any], batch: int) -> Arrays:
-        """The model's outputs, in the manifest's order."""
+        """The model's outputs, in the manifest's order; numbers in place of labels."""
         feeds = self._empty_inputs(batch) | dict(given)
-        names = [port.name for port in self._manifest.outputs]
+        ports = self._manifest.outputs
+        names = [port.name for port in ports]
         try:
             found = self._session.run(names, feeds)
         except Exception as error:  # ONNX Runtime raises its own types
             raise ModelError(f"{self._model}: ONNX Runtime cannot run it at batch {batch}: {error}") from None
-        labels = [self._labels.get(name) for name in names]
-        return [as_matrix(value, own) if own else value for value, own in zip(found, labels, strict=True)]
+        return [
+            as_matrix(value, self._labels[port.name])
+            if port.name in self._labels
+            else numbers_of(port.labels, value)
+            if port.labels
+            else value
+            for port, value in zip(ports, found, strict=True)
+        ]
 
     def _empty_inputs(self, batch: int) -> dict[str, NDArray[Any]]:
         """Those without elements, which an artifact does not have (`folding.empty_tensors`)."""

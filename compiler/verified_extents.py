@@ -12,7 +12,7 @@ from veltair.profiles.artifact.artifact_folder import Artifact
 from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Port
-from veltair.profiles.artifact.output_layout import read_outputs
+from veltair.profiles.artifact.output_layout import read_numbers
 from veltair.profiles.runtime.executor import Executor, aligned_zeros, open_buckets
 
 Draw = Callable[[Port, int], NDArray[Any]]  # random values of an input at its greatest extent, for a batch
@@ -71,4 +71,4 @@ def _run(
     InputLayout.of(manifest).fill(arrays, dimension.bring_to_bucket(feeds, extent), batch)
     outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.output_tensors]
     executor.bind(batch, arrays, outputs).block(0, [0] * len(manifest.layers))()
-    return dimension.cut(read_outputs(manifest, outputs), extent)
+    return dimension.cut(read_numbers(manifest, outputs), extent)

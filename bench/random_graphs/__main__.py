@@ -1,6 +1,7 @@
 """Random networks of ONNX operators, compiled and compared with ONNX Runtime at several extents.
 
-    python -m bench.random_graphs [--count 100] [--seed 1] [--nodes 8] [--open] [--jobs 1] [--show SEED] [--out FILE]
+    python -m bench.random_graphs [--count 100] [--seed 1] [--nodes 8] [--open] [--precision fp32] [--jobs 1]
+                                   [--show SEED] [--out FILE]
 
 Each seed is a network of its own with a dynamic batch, and with `--open` a second dynamic dimension. It is compiled
 without a search and run at batches of 1, 2, 3 and 5, in a process with limits of time and memory. `--show` prints a
@@ -29,12 +30,12 @@ EXTENTS = ((1, 4), (2, 6), (3, 9), (5, 16), (1, 13), (2, 16))  # batches and len
 def main() -> int:
     args = _arguments()
     if args.worker:
-        return answer(lambda _, folder: lambda name: _try(_graph(name), folder / name))
+        return answer(lambda _, folder: lambda name: _try(name, folder / name))
     if args.show is not None:
-        graph = _graph(_name(args.show, args))
-        print(graph.describe())
+        name = _name(args.show, args)
+        print(_graph(name).describe())
         with tempfile.TemporaryDirectory() as folder:
-            print(_try(graph, Path(folder, "graph")))
+            print(_try(name, Path(folder, "graph")))
         return 0
     names = [_name(seed, args) for seed in range(args.seed, args.seed + args.count)]
     return try_cases(names, (sys.executable, "-m", "bench.random_graphs", "--worker"), args, {})
@@ -43,22 +44,24 @@ def main() -> int:
 def _name(seed: int, args: argparse.Namespace) -> str:
     """What a network follows from.
 
-    >>> _name(7, argparse.Namespace(nodes=8, open=True))
+    >>> _name(7, argparse.Namespace(nodes=8, open=True, precision="fp32"))
     'seed 7, 8 nodes, open'
     """
-    return f"seed {seed}, {args.nodes} nodes" + ", open" * args.open
+    return f"seed {seed}, {args.nodes} nodes" + ", open" * args.open + ", bf16" * (args.precision == "bf16")
 
 
 def _graph(name: str) -> RandomGraph:
-    seed, nodes = re.findall(r"\d+", name)
+    seed, nodes = re.findall(r"\d+", name)[:2]
     graph = RandomGraph(int(seed), open_length="open" in name)
     graph.grow(int(nodes))
     return graph
 
 
-def _try(graph: RandomGraph, folder: Path) -> str:
+def _try(name: str, folder: Path) -> str:
     """Compile a network and run it. One that ONNX Runtime does not run at each extent is left out."""
+    graph = _graph(name)
     model, options = graph.model(), dict[str, Any](max_batch=max(BATCHES), levels="model")
+    options["precision"] = "bf16" if "bf16" in name else "fp32"
     every = [graph.feeds(batch) for batch in BATCHES]
     if graph.open_length:
         every, options["dims"] = [graph.feeds(*extents) for extents in EXTENTS], {"L": BOUNDS}
@@ -77,6 +80,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the first one; the others follow")
     parser.add_argument("--nodes", type=int, default=8, metavar="N", help="applications of operators in each")
     parser.add_argument("--open", action="store_true", help="with a second dynamic dimension")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--show", type=int, metavar="SEED", help="print one network and try it")
     parser.add_argument("--out", type=result_path, default=RESULTS / "random-graphs.json")
     add_options(parser, seconds=300)

@@ -37,6 +37,7 @@ from veltair.compiler.onnx.quantised.nodes import (
 )
 from veltair.compiler.onnx.quantised.tables import extract_quantised_tables
 from veltair.compiler.onnx.recurrent_layout import put_steps_first
+from veltair.compiler.onnx.scikit_learn.class_labels import number_labels
 from veltair.compiler.onnx.scikit_learn.class_maps import give_matrices
 from veltair.compiler.onnx.scikit_learn.text_encoders import spell_encoders
 from veltair.compiler.onnx.shape_inference import infer_shapes
@@ -51,10 +52,7 @@ IR_VERSION = 13  # the newest that ONNX Runtime reads
 NEWEST_OPSET = 26  # likewise
 OPSET = 17  # older models are converted up to it
 MAX_BATCH = 32  # the limit of a dynamic batch where neither the caller nor the model states one
-PORT_TYPES = {
-    *("float32", "float64", "float16", "bool"),
-    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-}
+PORT_TYPES = {"float32", "float64", "float16", "bool", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64))}
 RUN_ELSEWHERE = frozenset({"ai.onnx.ml", "com.microsoft"})  # domains that ONNX Runtime has beside standard ONNX
 PROTOBUF_BYTES = 2**31 - 1
 
@@ -84,6 +82,7 @@ class OnnxModel:
     quantised: Mapping[str, QuantisedConstant] = field(default_factory=dict)  # initializers that were 8-bit integers
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of inputs, where no Gather tells them
     ragged: tuple[RaggedInput, ...] = ()  # how clients give some of the inputs: as bags that differ in length
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that numbers stand for, by output of text
 
     @property
     def stated_qos_ns(self) -> int:
@@ -115,6 +114,7 @@ def load_model(
     Only a temporary folder is written. Raises ModelError, which names the tensor or node and what was expected.
     """
     proto = parse_model(path)
+    labels = number_labels(proto, path)
     axes = open_axes(proto, fixed.name) if fixed else {}
     surplus = open_surplus(proto, fixed.name, path) if fixed else {}
     if fixed:
@@ -183,7 +183,7 @@ def load_model(
     opset = next(o.version for o in simple.opset_import if o.domain in STANDARD)
     others = {o.domain: o.version for o in simple.opset_import if o.domain in RUN_ELSEWHERE}
     bounds = fixed.bounds if fixed else bags.bounds
-    own = limit, metadata, columns, folded.mergeable, others, folded.sized, quantised, bounds, bags.ragged
+    own = limit, metadata, columns, folded.mergeable, others, folded.sized, quantised, bounds, bags.ragged, labels
     return OnnxModel(path, path.stem, opset, tuple(folded.nodes), values, constants, inputs, outputs, *own)
 
 

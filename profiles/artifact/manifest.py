@@ -83,6 +83,7 @@ class Port(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     locations: tuple[PackedLocation, ...] = msgspec.field(default=(), name="places")
     max_bytes: int = 0  # of strings: space for the text of a row, on average over a batch
     separator: str = ""  # of strings: what splits one into tokens
+    labels: tuple[str, ...] = ()  # of an output of text: what the numbers stand for that kernels give
     room: int = 0  # of an output whose extents values decide: the elements for which there is space, for each sample
 
     def at(self, batch: int) -> tuple[int, ...]:
@@ -246,11 +247,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def output_tensors(self) -> tuple[Port, ...]:
-        """The tensors that kernels write: of an output with `room` its values and its extents, in place of it."""
+        """The tensors that kernels write: of an output of text numbers, and of one with `room` its values and its
+        extents, in place of it."""
+        ports = tuple(numbered_output(port) if port.labels else port for port in self.outputs)
         if not self.values_decide_extents:
-            return self.outputs
+            return ports
         batch = -1 if any(port.shape[:1] == (-1,) for port in self.inputs) else 1
-        return tuple(each for port in self.outputs for each in (sized_output(port, batch) if port.room else (port,)))
+        return tuple(each for port in ports for each in (sized_output(port, batch) if port.room else (port,)))
 
     @property
     def values_decide_extents(self) -> bool:
@@ -258,9 +261,25 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return any(port.room for port in self.outputs)
 
     @property
-    def fixed_shapes(self) -> bool:
-        """Whether all queries of a batch have inputs and outputs of the same shapes, as clients see them."""
-        return self.dimension is None and not self.values_decide_extents and not self.ragged
+    def fixed_sizes(self) -> bool:
+        """Whether the inputs and outputs of all queries of a batch have the same shapes and bytes, as clients see
+        them."""
+        texts = any(port.labels for port in self.outputs)
+        return self.dimension is None and not self.values_decide_extents and not self.ragged and not texts
+
+
+def labelled_output(port: Port, labels: tuple[str, ...]) -> Port:
+    """An output whose numbers stand for these labels, as clients see it; without any, as it is.
+
+    >>> labelled_output(Port("label", "int64", (-1,)), ("no", "yes")).dtype
+    'string'
+    """
+    return msgspec.structs.replace(port, dtype="string", labels=labels) if labels else port
+
+
+def numbered_output(port: Port) -> Port:
+    """The numbers of an output of text, as kernels give them: the opposite of `labelled_output`."""
+    return msgspec.structs.replace(port, dtype="int64", labels=())
 
 
 def sized_output(port: Port, batch: int) -> tuple[Port, Port]:

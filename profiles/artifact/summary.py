@@ -21,6 +21,8 @@ def describe_port(port: Port, dimension: DynamicDimension | None = None) -> str:
     'int64 (1, 8), 0 … 99'
     >>> describe_port(Port("boxes", "float32", (0, 4), room=65536))
     'float32 (any, 4), up to 65536 elements'
+    >>> describe_port(Port("label", "string", (-1,), labels=("no", "yes")))
+    'string (batch,), one of 2 labels'
     >>> describe_port(Port("ids", "int64", (-1, 64)), DynamicDimension("seq", 1, 64, (64,), {"ids": (1,)}))
     'int64 (batch, seq)'
     """
@@ -28,6 +30,8 @@ def describe_port(port: Port, dimension: DynamicDimension | None = None) -> str:
     name = dimension.length_of(port.name) if dimension else ""
     dims = ", ".join(name if axis in own else _dimension(dim) for axis, dim in enumerate(port.shape))
     text = f"{port.dtype} ({dims}{',' if len(port.shape) == 1 else ''})"
+    if port.labels:
+        text += f", one of {len(port.labels)} labels"
     if port.room:
         text += f", up to {port.room} elements"
     if port.low is None and port.high is None:

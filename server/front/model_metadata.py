@@ -52,6 +52,7 @@ def model_configuration(name: str, versions: Sequence[str], manifest: Manifest, 
     features = {port.name: _feature_text(port) for port in manifest.client_inputs if port.locations}
     parameters = {
         "features": msgspec.json.encode(features).decode(),  # raw features; for strings: size and separator
+        "labels": msgspec.json.encode({p.name: p.labels for p in manifest.outputs if p.labels}).decode(),  # of texts
         "id_range": msgspec.json.encode(ranges).decode(),  # by input, both ends inclusive
         "max_batch": str(manifest.max_batch),
         "precision": manifest.precision,

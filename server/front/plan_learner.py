@@ -93,7 +93,7 @@ class PlanLearner:
         if not self._access.knows(caller.get()):  # the configuration was read again meanwhile
             return None
         manifest = served.manifest
-        if not manifest.fixed_shapes:  # its next answer has other shapes
+        if not manifest.fixed_sizes:  # its next answer has others
             return None
         batched = next((port.name for port in manifest.inputs if port.shape[:1] == (-1,)), None)
         batch = next((tensor.shape[0] for tensor in request.inputs if tensor.name == batched), 1)

@@ -32,7 +32,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }  # of numbers
-_DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
+_DATATYPES = {dtype: name for name, dtype in DTYPES.items()} | {np.dtype(object): BYTES}  # texts of an output
 
 
 @cache

@@ -177,7 +177,7 @@ def encode_response(
             buffers.append(data)
             entries.append(_entry(name, datatype, values.shape, {"binary_data_size": len(data)}))
         else:
-            entries.append({"name": name, "datatype": datatype, "shape": values.shape, "data": _json_numbers(values)})
+            entries.append({"name": name, "datatype": datatype, "shape": values.shape, "data": _json_items(values)})
     header: dict[str, Any] = {"model_name": model, "model_version": version}
     if request.id:
         header["id"] = request.id
@@ -196,7 +196,7 @@ def _join(header: dict[str, Any], buffers: list[memoryview]) -> HttpBody:
     return HttpBody(b"".join([text, *buffers]), len(text) if buffers else None)
 
 
-def _json_numbers(values: Array) -> list[Any]:
+def _json_items(values: Array) -> list[Any]:
     if values.dtype == numpy_dtype("BF16"):
         values = values.astype(np.float32)
     items: list[Any] = values.reshape(-1).tolist()

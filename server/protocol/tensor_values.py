@@ -51,6 +51,8 @@ def tensor_values(tensor: NamedTensor) -> Tensor:
 
 def tensor_bytes(values: Tensor) -> memoryview:
     """The bytes of a tensor as the protocol sends them: C order, little-endian, strings behind their lengths."""
+    if isinstance(values, np.ndarray) and values.dtype == object:
+        values = Strings.from_values(values.reshape(-1).tolist())
     if isinstance(values, Strings):
         return length_prefixed.encode(values)
     # bfloat16 has no buffer format of its own, so every array goes out as plain bytes.

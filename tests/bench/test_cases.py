@@ -26,10 +26,10 @@ def test_what_a_case_ends_as(tmp_path: Path) -> None:
 
 def test_what_is_wrong_is_said() -> None:
     zeros = np.zeros((2, 4), np.float32)
-    assert difference({"y": zeros}, [zeros]) is None
-    assert difference({"y": zeros}, [zeros + 1]) == "y is off by 1 of its largest value"
-    assert difference({"y": zeros}, [zeros.astype(int)]) == "y is float32, expected int64"
-    assert difference({"y": zeros}, [zeros.T]) == "y has shape (2, 4), expected (4, 2)"
+    assert difference({"y": zeros}, [zeros], 0.5) is None
+    assert difference({"y": zeros}, [zeros + 1], 0.5) == "y is off by 1 of its largest value"
+    assert difference({"y": zeros}, [zeros.astype(int)], 0.5) == "y is float32, expected int64"
+    assert difference({"y": zeros}, [zeros.T], 0.5) == "y has shape (2, 4), expected (4, 2)"
 
 
 def test_a_case_that_crashes_costs_itself_alone() -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from veltair.api.in_process_model import load
 from veltair.errors import ModelError
 from veltair.profiles.artifact.artifact_folder import Artifact
+from veltair.profiles.artifact.output_layout import numbers_of
 from veltair.profiles.runtime.onnx_layers import exact_session
 
 if TYPE_CHECKING:
@@ -85,11 +86,14 @@ def measure_accuracy(artifact: Artifact | str | Path, model: str | Path, samples
             except Exception as error:
                 raise ModelError(f"{path}: ONNX Runtime cannot run it on the samples: {error}") from None
             found = ours(feed)
-            for name, answer in zip(names, expected, strict=True):
+            for port, answer in zip(manifest.outputs, expected, strict=True):
+                name, value = port.name, found[port.name]
                 wanted = as_matrix(answer, labels[name]) if name in labels else answer
-                if found[name].shape != wanted.shape:
-                    raise ModelError(f"output {name!r}: shape {found[name].shape}, expected {wanted.shape} of {path}")
-                sums[name].add(found[name].astype(np.float64), np.asarray(wanted).astype(np.float64))
+                if value.shape != wanted.shape:
+                    raise ModelError(f"output {name!r}: shape {value.shape}, expected {wanted.shape} of {path}")
+                if port.labels:
+                    value, wanted = (numbers_of(port.labels, texts) for texts in (value, wanted))
+                sums[name].add(value.astype(np.float64), np.asarray(wanted).astype(np.float64))
         return [each.accuracy(name, given.runs) for name, each in sums.items()]
 
 

@@ -56,6 +56,8 @@ class GraphRewriter:
             for name in node.input:
                 self._users.setdefault(name, []).append(node)
         self._outputs = {output.name for output in proto.graph.output}
+        self._names = {tensor.name for tensor in proto.graph.initializer} | self._users.keys() | self._shapes.keys()
+        self._names |= {name for node in proto.graph.node for name in node.output}
 
     def rewrite(self) -> tuple[ColumnInput, ...]:
         """Rewrites the graph. Returns its new inputs and the columns that give each, named by their tensors."""
@@ -84,7 +86,10 @@ class GraphRewriter:
                 f"{self._path}: node {column.origin.name!r}: operator {column.origin.op_type}: what comes of it has "
                 f"shape {shape}; expected [batch, {column.width}]"
             )
-        return f"{column.out}/rows"
+        rows = f"{column.out}/rows"
+        while rows in self._names:
+            rows += "/rows"
+        return rows
 
     def _reshape(self, rows: str, column: ColumnTensor) -> onnx.NodeProto:
         """A column's rows in the shape that others expect of its tensor."""

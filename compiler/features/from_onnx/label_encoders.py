@@ -30,7 +30,8 @@ class KeyEncoding:
 
 
 def encodes_features(node: onnx.NodeProto, graph: OnnxGraphIndex) -> bool:
-    """Whether a node is an encoder of text, or of an input's numbers; numbers that nodes compute are no feature."""
+    """Whether a node is an encoder of text, or of an input's numbers; those that nodes compute, or the file holds, are
+    no feature."""
     if node.op_type not in ENCODERS:
         return False
     if any(attribute(node, name, []) for name in TEXT_KEYS):
@@ -41,7 +42,7 @@ def encodes_features(node: onnx.NodeProto, graph: OnnxGraphIndex) -> bool:
     name = node.input[0]
     while (before := graph.producer.get(name)) is not None and before.op_type in VIEWS:
         name = before.input[0]
-    return before is None
+    return before is None and name not in graph.weights
 
 
 def read_encoding(node: onnx.NodeProto) -> KeyEncoding:

@@ -15,6 +15,7 @@ from veltair.compiler.onnx.folding.expansion import Expansion, PartsOfNode
 from veltair.compiler.onnx.node_evaluation import TensorType
 
 DOMAIN = "ai.onnx.ml"
+MOST_KEYS = 256  # of an encoder of numbers, each of which is compared with every element
 Types = Mapping[str, TensorType]  # of the node's inputs, as far as they are known
 
 
@@ -46,6 +47,55 @@ def _scaler(parts: PartsOfNode, kind: TensorType) -> bool:
         return False
     shifted = parts.add("Sub", [_floats(parts, kind), parts.array(offset)])
     parts.add("Mul", [shifted, parts.array(scale)], parts.fused.output[0])
+    return True
+
+
+def _imputer(parts: PartsOfNode, kind: TensorType) -> bool:
+    """One value, or one for each column, in place of NaN or of a number."""
+    suffix = {onnx.TensorProto.FLOAT: "float", onnx.TensorProto.INT64: "int64"}.get(kind.kind, "")
+    dtype = np.float32 if suffix == "float" else np.int64
+    values = np.array(parts.given(f"imputed_value_{suffix}s", []), dtype)
+    if not suffix or not kind.shape or values.size not in (1, kind.shape[-1]):
+        return False
+    replaced = np.array(parts.given(f"replaced_value_{suffix}", 0), dtype)
+    x = parts.input(0)
+    missing = parts.add("IsNaN", [x]) if np.isnan(replaced) else parts.add("Equal", [x, parts.array(replaced)])
+    parts.add("Where", [missing, parts.array(values), x], parts.fused.output[0])
+    return True
+
+
+def _label_encoder(parts: PartsOfNode, kind: TensorType) -> bool:
+    """Numbers for int64 keys: those of the first key that an element is, or the default."""
+    keys = np.array(parts.given("keys_int64s", []), np.int64)
+    if kind.kind != onnx.TensorProto.INT64 or not 0 < keys.size <= MOST_KEYS:
+        return False
+    for suffix, dtype, default in (("int64", np.int64, -1), ("float", np.float32, -0.0)):
+        values = parts.given(f"values_{suffix}s", [])
+        if len(values) != keys.size:
+            continue
+        table = parts.array(np.array([*values, parts.given(f"default_{suffix}", default)], dtype))
+        axis = parts.array(np.array([-1]))
+        same = parts.add("Equal", [parts.add("Unsqueeze", [parts.input(0), axis]), parts.array(keys)])
+        same = parts.add("Cast", [same], to=onnx.TensorProto.FLOAT)
+        known = parts.add("Greater", [parts.add("ReduceSum", [same, axis], keepdims=0), parts.number(0.0)])
+        first = parts.add("ArgMax", [same], axis=-1, keepdims=0)
+        place = parts.add("Where", [known, first, parts.array(np.array(keys.size))])
+        parts.add("Gather", [table, place], parts.fused.output[0], axis=0)
+        return True
+    return False
+
+
+def _one_hot_encoder(parts: PartsOfNode, kind: TensorType) -> bool:
+    """Ones at the category that an element is; an encoder that refuses what is none is not expanded."""
+    categories = np.array(parts.given("cats_int64s", []), np.int64)
+    if not categories.size or not parts.given("zeros", 1) or kind.kind == onnx.TensorProto.STRING:
+        return False
+    whole = parts.input(0)
+    if kind.kind != onnx.TensorProto.INT64:
+        whole = parts.add("Cast", [whole], to=onnx.TensorProto.INT64)
+    element = parts.add("Unsqueeze", [whole, parts.array(np.array([-1]))])
+    same = parts.add("Equal", [element, parts.array(categories)])
+    parts.add("Cast", [same], parts.fused.output[0], to=onnx.TensorProto.FLOAT)
     return True
 
 
@@ -119,6 +169,9 @@ def _linear_classifier(parts: PartsOfNode, kind: TensorType) -> bool:
 
 _EXPANSIONS: dict[str, Callable[[PartsOfNode, TensorType], bool]] = {
     "Scaler": _scaler,
+    "Imputer": _imputer,
+    "LabelEncoder": _label_encoder,
+    "OneHotEncoder": _one_hot_encoder,
     "Binarizer": _binarizer,
     "ArrayFeatureExtractor": _feature_extractor,
     "Normalizer": _normalizer,

@@ -19,7 +19,7 @@ from onnx import helper
 from veltair.compiler.onnx.constants import type_name
 from veltair.compiler.onnx.node_evaluation import Array
 from veltair.errors import ConfigError, ModelError
-from veltair.profiles.artifact.manifest import Port, sized_output
+from veltair.profiles.artifact.manifest import Port, labelled_output, sized_output
 
 OUTPUT_ROOM = 1 << 16  # elements for each sample, where nobody asks for another number
 MOST_ROOM = 1 << 26
@@ -109,16 +109,19 @@ def checked_room(room: int | None, option: str) -> int:
     return room
 
 
-def client_ports(tensors: Sequence[Port], sized: Mapping[str, Port]) -> tuple[Port, ...]:
-    """The outputs as clients see them, of the tensors that kernels write.
+def client_ports(
+    tensors: Sequence[Port], sized: Mapping[str, Port], labels: Mapping[str, tuple[str, ...]]
+) -> tuple[Port, ...]:
+    """The outputs as clients see them, of the tensors that kernels write. `labels`: of outputs of text.
 
     >>> boxes = Port("boxes", "float32", (0, 4), room=400)
     >>> tensors = [Port("y", "int64", (-1,)), *sized_output(boxes, -1)]
-    >>> [port.name for port in client_ports(tensors, {"boxes": boxes})]
+    >>> [port.name for port in client_ports(tensors, {"boxes": boxes}, labels={})]
     ['y', 'boxes']
     """
     whole = {part.name: port for port in sized.values() for part in sized_output(port, -1)}
-    return tuple(dict.fromkeys(whole.get(tensor.name, tensor) for tensor in tensors))
+    ports = dict.fromkeys(whole.get(tensor.name, tensor) for tensor in tensors)
+    return tuple(labelled_output(port, labels.get(port.name, ())) for port in ports)
 
 
 def batch_symbols(graph: onnx.GraphProto) -> Set[str]:

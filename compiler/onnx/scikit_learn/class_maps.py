@@ -43,8 +43,7 @@ def labels_of_session(session: Any, model: Path) -> dict[str, Labels]:
 def give_matrices(proto: onnx.ModelProto, path: Path) -> None:
     """Make a matrix of each output that is a list of dictionaries, in place.
 
-    Raises ModelError naming an output that is no tensor of numbers then, such as a sequence, or the labels of classes
-    that are text, and one in bfloat16.
+    Raises ModelError naming an output that is no tensor then, such as a sequence, and one in bfloat16.
     """
     found = labels_by_output(proto.graph)
     for node in proto.graph.node:
@@ -58,11 +57,6 @@ def give_matrices(proto: onnx.ModelProto, path: Path) -> None:
         kind = value.type.WhichOneof("value")
         if kind not in (None, "tensor_type"):
             raise ModelError(f"{path}: output {value.name!r} is of {kind.replace('_', ' ')}; expected a tensor")
-        if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
-            raise ModelError(
-                f"{path}: output {value.name!r} is text; expected numbers, such as those of classes. A file without it "
-                "can be served: columns of probabilities are in the order of the classes"
-            )
         if value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16:
             raise ModelError(
                 f"{path}: output {value.name!r} is bfloat16; expected another type: a Cast to float32 in the file "

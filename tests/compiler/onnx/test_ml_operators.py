@@ -31,6 +31,8 @@ NODES = {
     "scaler": made("Scaler", offset=normal(FEATURES).tolist(), scale=normal(FEATURES).tolist()),
     "scaler of one number": made("Scaler", offset=[0.5], scale=[2.0]),
     "binarizer": made("Binarizer", threshold=0.25),
+    "imputer": made("Imputer", imputed_value_floats=normal(FEATURES).tolist(), replaced_value_float=float("nan")),
+    "imputer of zeros": made("Imputer", imputed_value_floats=[0.5], replaced_value_float=0.0),
     "L1": made("Normalizer", norm="L1"),
     "L2": made("Normalizer", norm="L2"),
     "regressor": made("LinearRegressor", targets=CLASSES, **WEIGHTS),
@@ -46,14 +48,15 @@ def saved(path: Path, *nodes: onnx.NodeProto, constants: Any = (), **outputs: in
     ports = [helper.make_tensor_value_info(name, kind, shapes[kind]) for name, kind in outputs.items()]
     given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", FEATURES])
     graph = helper.make_graph(list(nodes), "net", [given], ports, list(constants))
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 3)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, 3)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
     return path
 
 
-def compare(path: Path) -> None:
+def compare(path: Path, *, has_nan: bool = False) -> None:
     x = normal(4, FEATURES)
     x[2] = 0
+    x[3] = [7, 4, -2, 2.5, np.nan] if has_nan else [7, 4, -2, 2.5, 3]
     expected = ort.InferenceSession(str(path)).run(None, {"x": x})
     found, operators = run_layers(path, {"x": x}, "fp32", batch=4)
     for ours, theirs in zip(found, expected, strict=True):
@@ -66,7 +69,30 @@ def test_an_operator_runs_on_our_kernels(tmp_path: Path, name: str) -> None:
     op, outputs, attributes = NODES[name]
     node = helper.make_node(op, ["x"], outputs, name="n", domain=DOMAIN, **attributes)
     kinds = {out: TensorProto.INT64 if out == "label" else TensorProto.FLOAT for out in outputs}
-    compare(saved(tmp_path / "net.onnx", node, **kinds))
+    compare(saved(tmp_path / "net.onnx", node, **kinds), has_nan=op == "Imputer")
+
+
+ENCODERS = {
+    "numbers": made("LabelEncoder", keys_int64s=[7, -2, 7, 4], values_floats=[0.5, 2, 3, -1], default_float=9.0),
+    "labels": made("LabelEncoder", keys_int64s=[4, 7], values_int64s=[1 << 40, -3]),
+    "ones": made("OneHotEncoder", cats_int64s=[0, -2, 4, 2], zeros=1),
+    "imputer": made("Imputer", imputed_value_int64s=[1, 2, 3, 4, 5], replaced_value_int64=0),
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_of_whole_numbers(tmp_path: Path, name: str) -> None:
+    op, outputs, attributes = ENCODERS[name]
+    kind = TensorProto.INT64 if name in ("labels", "imputer") else TensorProto.FLOAT
+    nodes = [
+        helper.make_node("Cast", ["x"], ["whole"], to=TensorProto.INT64),
+        helper.make_node(op, ["whole"], outputs, name="n", domain=DOMAIN, **attributes),
+    ]
+    path = saved(tmp_path / "net.onnx", *nodes, **{outputs[0]: kind})
+    proto = onnx.load(path)
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(proto, path)
+    compare(path)
 
 
 def test_labels_are_looked_up_as_a_classifier_of_skl2onnx_does(tmp_path: Path) -> None:
