@@ -11,6 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from compiled_models import Told
+from decision_stumps import stump
 from onnx import TensorProto, helper, numpy_helper
 
 import veltair
@@ -91,13 +92,7 @@ def test_an_encoder_of_numbers(tmp_path: Path) -> None:
 
 
 TREE = {
-    "nodes_treeids": [0, 0, 0],
-    "nodes_nodeids": [0, 1, 2],
-    "nodes_featureids": [0, 0, 0],
-    "nodes_values": [0.0, 0, 0],
-    "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
-    "nodes_truenodeids": [1, 0, 0],
-    "nodes_falsenodeids": [2, 0, 0],
+    **stump(feature=0, value=0.0),
     "class_treeids": [0, 0],
     "class_nodeids": [1, 2],
     "class_ids": [0, 1],

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from compiled_models import Told
+from decision_stumps import stump
 from onnx import TensorProto, helper, numpy_helper
 from onnx_nets import run as run_layers
 
@@ -151,13 +152,7 @@ def test_trees_have_the_targets_that_they_have(tmp_path: Path) -> None:
     """Skl2onnx states one target, however many a forest has."""
     trees: dict[str, Any] = {
         "n_targets": 2,
-        "nodes_treeids": [0, 0, 0],
-        "nodes_nodeids": [0, 1, 2],
-        "nodes_featureids": [0, 0, 0],
-        "nodes_values": [0.0, 0, 0],
-        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
-        "nodes_truenodeids": [1, 0, 0],
-        "nodes_falsenodeids": [2, 0, 0],
+        **stump(feature=0, value=0.0),
         "target_treeids": [0, 0, 0, 0],
         "target_nodeids": [1, 1, 2, 2],
         "target_ids": [0, 1, 0, 1],

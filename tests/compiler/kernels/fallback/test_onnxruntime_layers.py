@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from decision_stumps import stump
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx_nets import normal, run
@@ -67,14 +68,8 @@ def quantised() -> tuple[Nodes, dict[str, NDArray[Any]]]:
 
 
 STUMP: dict[str, Any] = {  # 1 where the third number is at most 0.5, else 2
+    **stump(feature=2, value=0.5),
     "n_targets": 1,
-    "nodes_treeids": [0, 0, 0],
-    "nodes_nodeids": [0, 1, 2],
-    "nodes_featureids": [2, 0, 0],
-    "nodes_values": [0.5, 0.0, 0.0],
-    "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
-    "nodes_truenodeids": [1, 0, 0],
-    "nodes_falsenodeids": [2, 0, 0],
     "target_treeids": [0, 0],
     "target_nodeids": [1, 2],
     "target_ids": [0, 0],
