@@ -13,13 +13,13 @@ from veltair.compiler.features.feature_model import FeatureModel
 from veltair.compiler.features.feature_reference import reference_inputs as columns_of
 from veltair.compiler.features.from_onnx.standard_copy import ClassedValues, HashedIds, standard_copy
 from veltair.compiler.features.random_features import RawValues
-from veltair.compiler.onnx.scikit_learn.class_maps import as_matrix, labels_of_session
+from veltair.compiler.onnx.scikit_learn.session_answers import SessionAnswers
 from veltair.compiler.tuning.correctness import largest_errors
 from veltair.compiler.verification_report import is_settled
 from veltair.errors import ModelError
 from veltair.profiles.artifact.dynamic_dimension import EXTENT_INPUT
 from veltair.profiles.artifact.manifest import ONNX_LAYER, Manifest
-from veltair.profiles.artifact.output_layout import numbers_of, write_tensors
+from veltair.profiles.artifact.output_layout import write_tensors
 from veltair.profiles.artifact.ragged_inputs import all_to_ragged
 from veltair.profiles.artifact.strings import Strings
 from veltair.profiles.runtime.onnx_layers import TYPES, exact_session
@@ -57,7 +57,7 @@ class ReferenceModel:
             self._session: Any = exact_session(given, options)
         except Exception as error:  # ONNX Runtime raises its own types
             raise ModelError(f"{model}: ONNX Runtime cannot load it: {error}") from None
-        self._labels = labels_of_session(self._session, model)
+        self._answers = SessionAnswers(self._session, model)
 
     def outputs(self, feeds: Mapping[str, NDArray[Any]], raw: Mapping[str, RawValues], batch: int) -> Arrays:
         """What `Manifest.output_tensors` hold. `raw`: the features that its other inputs are computed from."""
@@ -102,20 +102,10 @@ class ReferenceModel:
     def plain_outputs(self, given: Mapping[str, Any], batch: int) -> Arrays:
         """The model's outputs, in the manifest's order; numbers in place of labels."""
         feeds = self._empty_inputs(batch) | dict(given)
-        ports = self._manifest.outputs
-        names = [port.name for port in ports]
         try:
-            found = self._session.run(names, feeds)
+            return self._answers.run(self._manifest.outputs, feeds)
         except Exception as error:  # ONNX Runtime raises its own types
             raise ModelError(f"{self._model}: ONNX Runtime cannot run it at batch {batch}: {error}") from None
-        return [
-            as_matrix(value, self._labels[port.name])
-            if port.name in self._labels
-            else numbers_of(port.labels, value)
-            if port.labels
-            else value
-            for port, value in zip(ports, found, strict=True)
-        ]
 
     def _empty_inputs(self, batch: int) -> dict[str, NDArray[Any]]:
         """Those without elements, which an artifact does not have (`folding.empty_tensors`)."""

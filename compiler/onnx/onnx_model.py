@@ -38,7 +38,7 @@ from veltair.compiler.onnx.quantised.nodes import (
 from veltair.compiler.onnx.quantised.tables import extract_quantised_tables
 from veltair.compiler.onnx.recurrent_layout import put_steps_first
 from veltair.compiler.onnx.scikit_learn.class_labels import number_labels
-from veltair.compiler.onnx.scikit_learn.class_maps import give_matrices
+from veltair.compiler.onnx.scikit_learn.class_maps import give_tensors
 from veltair.compiler.onnx.scikit_learn.text_encoders import spell_encoders
 from veltair.compiler.onnx.shape_inference import infer_shapes
 from veltair.compiler.onnx.simplify import describe_error, save_model, simplify_model
@@ -216,7 +216,7 @@ def parse_model(path: Path) -> onnx.ModelProto:
         proto.opset_import.append(onnx.helper.make_opsetid("", OPSET))
     sort_nodes(graph, path)
     state_constants(graph)
-    give_matrices(proto, path)
+    give_tensors(proto, path)
     return proto
 
 

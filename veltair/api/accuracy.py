@@ -56,7 +56,7 @@ def measure_accuracy(artifact: Artifact | str | Path, model: str | Path, samples
     import onnxruntime as ort
 
     from veltair.compiler.onnx.onnx_model import load_model, parse_model  # loads TVM's compiler
-    from veltair.compiler.onnx.scikit_learn.class_maps import as_matrix, labels_of_session
+    from veltair.compiler.onnx.scikit_learn.session_answers import SessionAnswers
     from veltair.compiler.quantisation.samples import model_inputs, read_samples
 
     path = Path(model)
@@ -75,25 +75,21 @@ def measure_accuracy(artifact: Artifact | str | Path, model: str | Path, samples
             session = exact_session(str(path), options)
         except Exception as error:  # ONNX Runtime raises its own types
             raise ModelError(f"{path}: ONNX Runtime cannot load it: {error}") from None
-        names = [port.name for port in manifest.outputs]
-        if missing := set(names) - {output.name for output in session.get_outputs()}:
+        names, answers = [port.name for port in manifest.outputs], SessionAnswers(session, path)
+        if missing := set(names) - answers.names:
             raise ModelError(f"{path}: expected an output {min(missing)!r}, which the artifact has")
-        labels = labels_of_session(session, path)
         sums = {name: _Sums() for name in names}
         for feed in given.feeds():
             try:
-                expected = session.run(names, feed)
+                expected = answers.run(manifest.outputs, feed)
             except Exception as error:
                 raise ModelError(f"{path}: ONNX Runtime cannot run it on the samples: {error}") from None
             found = ours(feed)
-            for port, answer in zip(manifest.outputs, expected, strict=True):
-                name, value = port.name, found[port.name]
-                wanted = as_matrix(answer, labels[name]) if name in labels else answer
+            for port, wanted in zip(manifest.outputs, expected, strict=True):
+                value = numbers_of(port.labels, found[port.name]) if port.labels else found[port.name]
                 if value.shape != wanted.shape:
-                    raise ModelError(f"output {name!r}: shape {value.shape}, expected {wanted.shape} of {path}")
-                if port.labels:
-                    value, wanted = (numbers_of(port.labels, texts) for texts in (value, wanted))
-                sums[name].add(value.astype(np.float64), np.asarray(wanted).astype(np.float64))
+                    raise ModelError(f"output {port.name!r}: shape {value.shape}, expected {wanted.shape} of {path}")
+                sums[port.name].add(value.astype(np.float64), wanted.astype(np.float64))
         return [each.accuracy(name, given.runs) for name, each in sums.items()]
 
 

@@ -1,7 +1,9 @@
-"""Outputs that are a list of dictionaries, one for each sample: the probability of each class by its label.
+"""Outputs that are lists: of dictionaries, one for each sample, or of tensors.
 
-skl2onnx ends every classifier in a `ZipMap` unless it is told not to. The protocol has no dictionaries, so that such an
-output is served as the tensor below it: (batch, classes), its columns in the order of the labels.
+skl2onnx ends every classifier in a `ZipMap` unless it is told not to: the probability of each class by its label, for
+each sample. The protocol has no dictionaries, so that such an output is served as the tensor below it: (batch,
+classes), its columns in the order of the labels. A list of tensors, as of the probabilities of several targets, is
+served as outputs `NAME/0`, `NAME/1`, …
 """
 
 from __future__ import annotations
@@ -33,18 +35,29 @@ def labels_by_output(graph: onnx.GraphProto) -> dict[str, Labels]:
     return {node.output[0]: _labels(node) for node in graph.node if _is_map(node) and node.output[0] in outputs}
 
 
-def labels_of_session(session: Any, model: Path) -> dict[str, Labels]:
-    """The same of a session of ONNX Runtime and its file, which is read only where an output is such a list."""
-    if not any(output.type.startswith("seq(map(") for output in session.get_outputs()):
-        return {}
-    return labels_by_output(onnx.load(str(model), load_external_data=False).graph)
+def parts_by_output(graph: onnx.GraphProto) -> dict[str, list[tuple[str, str]]]:
+    """The outputs that a list of tensors becomes, each with the tensor that it is, by the output that is the list.
 
-
-def give_matrices(proto: onnx.ModelProto, path: Path) -> None:
-    """Make a matrix of each output that is a list of dictionaries, in place.
-
-    Raises ModelError naming an output that is no tensor then, such as a sequence, and one in bfloat16.
+    >>> node = onnx.helper.make_node("SequenceConstruct", ["p", "q"], ["y"])
+    >>> output = onnx.helper.make_value_info("y", onnx.TypeProto())
+    >>> parts_by_output(onnx.helper.make_graph([node], "g", [], [output]))
+    {'y': [('y/0', 'p'), ('y/1', 'q')]}
     """
+    outputs = {value.name for value in graph.output}
+    lists = [node for node in graph.node if node.op_type == "SequenceConstruct" and node.output[0] in outputs]
+    return {
+        node.output[0]: [(f"{node.output[0]}/{i}", name) for i, name in enumerate(node.input)]
+        for node in lists
+        if not any(node.output[0] in other.input for other in graph.node)
+    }
+
+
+def give_tensors(proto: onnx.ModelProto, path: Path) -> None:
+    """Make a matrix of each output that is a list of dictionaries, and an output of each tensor of a list, in place.
+
+    Raises ModelError naming an output that is no tensor then, such as another sequence, and one in bfloat16.
+    """
+    _give_parts(proto, path)
     found = labels_by_output(proto.graph)
     for node in proto.graph.node:
         if _is_map(node) and node.output[0] in found:
@@ -62,6 +75,28 @@ def give_matrices(proto: onnx.ModelProto, path: Path) -> None:
                 f"{path}: output {value.name!r} is bfloat16; expected another type: a Cast to float32 in the file "
                 "keeps its values"
             )
+
+
+def _give_parts(proto: onnx.ModelProto, path: Path) -> None:
+    graph = proto.graph
+    if not (found := parts_by_output(graph)):
+        return
+    taken = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
+    nodes = [node for node in graph.node if node.output[0] not in found]
+    outputs = list[onnx.ValueInfoProto]()
+    for value in graph.output:
+        parts = found.get(value.name, [])
+        if not parts:
+            outputs.append(value)
+        for name, source in parts:
+            if name in taken:
+                raise ModelError(f"{path}: two tensors would be {name!r}; expected another name")
+            nodes.append(onnx.helper.make_node("Identity", [source], [name], name))
+            kind = value.type.sequence_type.elem_type.tensor_type.elem_type
+            outputs.append(onnx.helper.make_tensor_value_info(name, kind, None))
+    del graph.node[:], graph.output[:]
+    graph.node.extend(nodes)
+    graph.output.extend(outputs)
 
 
 def as_matrix(value: Any, labels: Labels) -> NDArray[np.float32]:

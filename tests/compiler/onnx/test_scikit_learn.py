@@ -64,9 +64,29 @@ def test_probabilities_by_label_are_a_matrix(tmp_path: Path, told: Told, key: in
     assert accuracy.max_rel_err < 1e-5
 
 
+def test_a_list_of_tensors_is_an_output_for_each(tmp_path: Path, told: Told) -> None:
+    """The probabilities of several targets."""
+    nodes = [node("Softmax", ["x"], ["p"], axis=1), node("Relu", ["x"], ["z"])]
+    nodes.append(node("SequenceConstruct", ["p", "z", "p"], ["y"]))
+    made = helper.make_tensor_sequence_value_info("y", FLOAT, None)
+    outputs = [made, port("z", FLOAT, ["n", 5])]
+    path = saved(tmp_path / "net.onnx", nodes, [port("x", FLOAT, ["n", 5])], outputs)
+    x = random.standard_normal((4, 5), np.float32)
+    expected, z = ort.InferenceSession(str(path)).run(None, {"x": x})
+    artifact = veltair.compile(path, tmp_path / "out", trials=0, precision="fp32")
+    assert [(each.name, each.shape) for each in artifact.manifest.outputs][:2] == [("y/0", (-1, 5)), ("y/1", (-1, 5))]
+    with veltair.load(artifact) as run:
+        found = run({"x": x})
+    np.testing.assert_array_equal(found["z"], z)
+    for i, part in enumerate(expected):
+        np.testing.assert_allclose(found[f"y/{i}"], part, rtol=1e-5)
+    assert told("verify", tmp_path / "out", path)[0] == 0
+    assert [each.name for each in veltair.measure_accuracy(artifact, path, {"x": x})] == ["y/0", "y/1", "y/2", "z"]
+
+
 def test_other_sequences_are_refused_by_name(tmp_path: Path) -> None:
     made = helper.make_tensor_sequence_value_info("y", FLOAT, None)
-    nodes = [node("SequenceConstruct", ["x", "x"], ["y"])]
+    nodes = [node("SplitToSequence", ["x"], ["y"], axis=1)]
     path = saved(tmp_path / "net.onnx", nodes, [port("x", FLOAT, ["n", 5])], [made])
     with pytest.raises(ModelError, match="output 'y' is of sequence type; expected a tensor"):
         load_model(path, 4)
