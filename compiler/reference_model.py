@@ -59,6 +59,11 @@ class ReferenceModel:
             raise ModelError(f"{model}: ONNX Runtime cannot load it: {error}") from None
         self._answers = SessionAnswers(self._session, model)
 
+    @property
+    def chooses(self) -> bool:
+        """Whether the model may choose by values, as layers of ONNX Runtime do."""
+        return any(layer.op == ONNX_LAYER for layer in self._manifest.layers)
+
     def outputs(self, feeds: Mapping[str, NDArray[Any]], raw: Mapping[str, RawValues], batch: int) -> Arrays:
         """What `Manifest.output_tensors` hold. `raw`: the features that its other inputs are computed from."""
         plain = {name: value for name, value in feeds.items() if name != EXTENT_INPUT}
@@ -89,8 +94,7 @@ class ReferenceModel:
         """
         rng = np.random.default_rng(0)
         found = [0.0] * len(expected)
-        choosing = any(layer.op == ONNX_LAYER for layer in self._manifest.layers)
-        for _ in range(CHOOSING_MOVES if choosing else MOVES):
+        for _ in range(CHOOSING_MOVES if self.chooses else MOVES):
             moved = {name: _move(value, ROUNDING[self._manifest.precision], rng) for name, value in feeds.items()}
             outputs = self.outputs(moved, raw, batch)
             errors = (largest_errors(a, b)[1] for a, b in zip(outputs, expected, strict=True))

@@ -55,8 +55,8 @@ class VerificationReport:
     def ok(self) -> bool:
         return not self.mismatches
 
-    def add(self, other: VerificationReport, where: str) -> None:
-        """Take in what was found of the model at one of its extents."""
+    def add(self, other: VerificationReport, where: str = "") -> None:
+        """Take in what was found of a part: of the model at one of its extents, of its outputs at one batch size."""
         self.layers, self.versions = self.layers + other.layers, self.versions + other.versions
         self.batches, self.cores = other.batches, other.cores
         self.spread = max(self.spread, other.spread)
@@ -65,7 +65,7 @@ class VerificationReport:
         self.min_cosine = min(self.min_cosine, other.min_cosine)
         self.max_table_err = max(self.max_table_err, other.max_table_err)
         self.max_layer_err = max(self.max_layer_err, other.max_layer_err)
-        self.mismatches += [f"{where}: {mismatch}" for mismatch in other.mismatches]
+        self.mismatches += [f"{where}: {mismatch}" if where else mismatch for mismatch in other.mismatches]
 
     def record_output(
         self,

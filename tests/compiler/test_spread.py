@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,30 @@ def test_inputs_are_drawn_until_outputs_can_be_compared(choice: tuple[Path, Arti
     sample = verify.draw_settled(reference, choice[1].manifest, None, 1, np.random.default_rng(0))
     assert reference.asked == asked
     assert sample.spreads[1] == (0.9 if times == 100 else 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("chooses", "wrong", "asked"), [(False, 0, 1), (True, 0, 1), (False, 1, 1), (True, 3, 4), (True, 4, 4)]
+)
+def test_a_model_that_chooses_is_wrong_where_it_is_on_every_draw(
+    choice: tuple[Path, Artifact], monkeypatch: pytest.MonkeyPatch, chooses: bool, wrong: int, asked: int
+) -> None:
+    draw, drawn = verify.draw_settled, list[verify.Sample]()
+
+    def other_choice(*args: Any) -> verify.Sample:
+        drawn.append(draw(*args))
+        if len(drawn) > wrong:
+            return drawn[-1]
+        scores, chosen = drawn[-1].expected
+        return replace(drawn[-1], expected=[scores, 1 - chosen])
+
+    monkeypatch.setattr(ReferenceModel, "chooses", chooses)
+    monkeypatch.setattr(verify, "draw_settled", other_choice)
+    path, made = choice
+    report = verify.verify(made, path)
+    assert len(drawn) == asked
+    assert report.ok == (wrong < asked)
+    assert all("output chosen, versions" in mismatch for mismatch in report.mismatches)
 
 
 def test_an_output_may_be_off_by_its_spread() -> None:
