@@ -114,12 +114,12 @@ def load_model(
     Only a temporary folder is written. Raises ModelError, which names the tensor or node and what was expected.
     """
     proto = parse_model(path)
-    labels = number_labels(proto, path)
     axes = open_axes(proto, fixed.name) if fixed else {}
     surplus = open_surplus(proto, fixed.name, path) if fixed else {}
     if fixed:
         fixed.fix(proto, path)
     check_nodes(proto, path)
+    labels = number_labels(proto, path)
     widen_four_bits(proto, path)
     name_nodes(proto)
     spell_encoders(proto)

@@ -6,8 +6,9 @@ may have them, and whoever reads the output has the texts again (`profiles.artif
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from veltair.compiler.onnx.node_attributes import attribute
+from veltair.compiler.onnx.constants import read_names
 from veltair.errors import ModelError
 
-CLASSES = "classlabels_strings"
+CLASSES, VALUES = "classlabels_strings", "values_strings"
 CLASS_NUMBERS = {  # the attribute with classes that are numbers
     "LinearClassifier": "classlabels_ints",
     "SVMClassifier": "classlabels_ints",
@@ -37,15 +38,28 @@ MOVED: dict[str, tuple[int, ...] | None] = {
 
 @dataclass(slots=True)
 class _Source:
-    """Where the texts of an output come from."""
+    """Where the texts of some outputs come from."""
 
+    outputs: list[str]
     labels: dict[bytes, int] = field(default_factory=dict)  # the number of each
     tables: dict[str, TensorProto] = field(default_factory=dict)
     nodes: dict[str, onnx.NodeProto] = field(default_factory=dict)  # that have texts among their outputs, by these
 
+    @property
+    def names(self) -> set[str]:
+        """The tensors of text."""
+        return self.nodes.keys() | self.tables.keys()
+
     def add(self, labels: Sequence[bytes]) -> list[int]:
         """The numbers of labels, of which some may be known."""
         return [self.labels.setdefault(label, len(self.labels)) for label in labels]
+
+    def join(self, other: _Source) -> None:
+        """Take in the sources of outputs that have some in common."""
+        self.outputs += other.outputs
+        self.tables |= other.tables
+        self.nodes |= other.nodes
+        self.add(list(other.labels))
 
 
 def number_labels(proto: onnx.ModelProto, path: Path) -> dict[str, tuple[str, ...]]:
@@ -53,73 +67,88 @@ def number_labels(proto: onnx.ModelProto, path: Path) -> dict[str, tuple[str, ..
 
     Raises ModelError naming an output whose texts are not the model's own.
     """
-    found = dict[str, tuple[str, ...]]()
-    for value in proto.graph.output:
-        if value.type.tensor_type.elem_type != TensorProto.STRING:
-            continue
-        source = _Source()
-        if not _collect(value.name, proto.graph, source) or not _alone(value.name, proto.graph, source):
-            raise ModelError(
-                f"{path}: output {value.name!r} is text that does not come from tables of the file alone; expected "
-                "numbers, or labels of classes. A file without this output can be served"
-            )
-        _number(proto.graph, source)
-        value.type.tensor_type.elem_type = TensorProto.INT64
+    graph = proto.graph
+    ports = {value.name: value for value in graph.output if value.type.tensor_type.elem_type == TensorProto.STRING}
+    tables = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == TensorProto.STRING}
+    makers = {name: node for node in graph.node for name in node.output}
+    sources, found = list[_Source](), dict[str, tuple[str, ...]]()
+    for name in ports:
+        source = _Source([name])
+        if not _collect(name, tables, makers, source):
+            raise _refused(name, path)
+        for other in [each for each in sources if each.names & source.names]:
+            source.join(other)
+            sources.remove(other)
+        sources.append(source)
+    for source in sources:
+        if not _alone(graph, source):
+            raise _refused(source.outputs[0], path)
         try:
-            found[value.name] = tuple(label.decode() for label in source.labels)
+            labels = tuple(label.decode() for label in source.labels)
         except UnicodeDecodeError:
-            raise ModelError(f"{path}: output {value.name!r} has labels that are not UTF-8") from None
-    _number_unread(proto.graph)
+            raise ModelError(f"{path}: output {source.outputs[0]!r} has labels that are not UTF-8") from None
+        _number(graph, source, path)
+        for name in source.outputs:
+            ports[name].type.tensor_type.elem_type = TensorProto.INT64
+            found[name] = labels
+    _number_unread(graph)
     return found
 
 
-def _collect(name: str, graph: onnx.GraphProto, source: _Source) -> bool:
+def _refused(output: str, path: Path) -> ModelError:
+    return ModelError(
+        f"{path}: output {output!r} is text that does not come from tables of the file alone; expected numbers, or "
+        "labels of classes. A file without this output can be served"
+    )
+
+
+def _collect(
+    name: str, tables: Mapping[str, TensorProto], makers: Mapping[str, onnx.NodeProto], source: _Source
+) -> bool:
     """Add what gives a tensor of text; False where that is not the file's own."""
-    tables = {tensor.name: tensor for tensor in graph.initializer}
-    makers = {name: node for node in graph.node for name in node.output}
     waiting = [name]
     while waiting:
         name = waiting.pop()
-        node, table = makers.get(name), tables.get(name)
         if name in source.nodes or name in source.tables:
             continue
-        if node is None:
-            if table is None or table.data_type != TensorProto.STRING:
+        if (node := makers.get(name)) is None:
+            if name not in tables:
                 return False
-            source.tables[name] = table
-            source.add(table.string_data)
+            source.tables[name] = tables[name]
+            source.add(tables[name].string_data)
             continue
         source.nodes[name] = node
-        if node.op_type in CLASS_NUMBERS and name == node.output[0] and attribute(node, CLASSES, []):
-            source.add(attribute(node, CLASSES, []))
-        elif node.op_type == "LabelEncoder" and (texts := attribute(node, "values_strings", [])):
-            source.add([*texts, attribute(node, "default_string", UNKNOWN)])
+        if node.op_type in CLASS_NUMBERS and name == node.output[0] and (texts := _texts(node, CLASSES)):
+            source.add(texts)
+        elif node.op_type == "LabelEncoder" and (texts := _texts(node, VALUES)):
+            source.add([*texts, _default(node)])
         elif node.op_type in MOVED:
             places = MOVED[node.op_type]
-            waiting.extend(node.input if places is None else [node.input[place] for place in places])
+            waiting.extend(each for at, each in enumerate(node.input) if places is None or at in places)
         else:
             return False
     return True
 
 
-def _alone(output: str, graph: onnx.GraphProto, source: _Source) -> bool:
-    """Whether nothing but the output reads the texts."""
-    inside = {id(node) for node in source.nodes.values()}
-    names = source.nodes.keys() | source.tables.keys()
-    others = {value.name for value in graph.output} - {output}
-    return not names & others and all(id(node) in inside for node in graph.node if names.intersection(node.input))
+def _alone(graph: onnx.GraphProto, source: _Source) -> bool:
+    """Whether nothing but these outputs reads the texts."""
+    inside, names = {id(node) for node in source.nodes.values()}, source.names
+    others = {value.name for value in graph.output}.difference(source.outputs)
+    return not names & others and all(id(node) in inside for node in graph.node if names.intersection(read_names(node)))
 
 
-def _number(graph: onnx.GraphProto, source: _Source) -> None:
+def _number(graph: onnx.GraphProto, source: _Source, path: Path) -> None:
     for table in source.tables.values():
+        if prod(table.dims) != len(table.string_data):
+            raise ModelError(f"{path}: constant {table.name!r} has {len(table.string_data)} texts for {[*table.dims]}")
         numbers = np.array(source.add(table.string_data), np.int64).reshape(tuple(table.dims))
         table.CopyFrom(numpy_helper.from_array(numbers, table.name))
     for node in {id(node): node for node in source.nodes.values()}.values():
         if node.op_type in CLASS_NUMBERS:
-            _replace(node, CLASSES, CLASS_NUMBERS[node.op_type], source.add(attribute(node, CLASSES, [])))
+            _replace(node, CLASSES, CLASS_NUMBERS[node.op_type], source.add(_texts(node, CLASSES)))
         elif node.op_type == "LabelEncoder":
-            [default] = source.add([attribute(node, "default_string", UNKNOWN)])
-            _replace(node, "values_strings", "values_int64s", source.add(attribute(node, "values_strings", [])))
+            [default] = source.add([_default(node)])
+            _replace(node, VALUES, "values_int64s", source.add(_texts(node, VALUES)))
             _replace(node, "default_string", "default_int64", default)
         elif node.op_type == "Cast":
             node.op_type = "Identity"
@@ -131,10 +160,19 @@ def _number(graph: onnx.GraphProto, source: _Source) -> None:
 
 def _number_unread(graph: onnx.GraphProto) -> None:
     """Labels of classifiers whose probabilities alone are read, as those that a calibration holds."""
-    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    read = {name for node in graph.node for name in read_names(node)} | {value.name for value in graph.output}
     for node in graph.node:
-        if node.op_type in CLASS_NUMBERS and node.output[0] not in read and (labels := attribute(node, CLASSES, [])):
+        if node.op_type in CLASS_NUMBERS and read.isdisjoint(node.output[:1]) and (labels := _texts(node, CLASSES)):
             _replace(node, CLASSES, CLASS_NUMBERS[node.op_type], list(range(len(labels))))
+
+
+def _texts(node: onnx.NodeProto, name: str) -> list[bytes]:
+    """An attribute that is a list of texts; empty where there is none."""
+    return next((list(each.strings) for each in node.attribute if each.name == name), [])
+
+
+def _default(node: onnx.NodeProto) -> bytes:
+    return next((each.s for each in node.attribute if each.name == "default_string"), UNKNOWN)
 
 
 def _replace(node: onnx.NodeProto, old: str, new: str, value: Any) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.onnx.constants import read_names
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.errors import ModelError
 
@@ -32,7 +33,7 @@ def labels_by_output(graph: onnx.GraphProto) -> dict[str, Labels]:
     {'y': ('no', 'yes')}
     """
     outputs = {value.name for value in graph.output}
-    return {node.output[0]: _labels(node) for node in graph.node if _is_map(node) and node.output[0] in outputs}
+    return {name: _labels(node) for node in graph.node if _is_map(node) for name in node.output if name in outputs}
 
 
 def parts_by_output(graph: onnx.GraphProto) -> dict[str, list[tuple[str, str]]]:
@@ -44,11 +45,12 @@ def parts_by_output(graph: onnx.GraphProto) -> dict[str, list[tuple[str, str]]]:
     {'y': [('y/0', 'p'), ('y/1', 'q')]}
     """
     outputs = {value.name for value in graph.output}
-    lists = [node for node in graph.node if node.op_type == "SequenceConstruct" and node.output[0] in outputs]
+    read = {name for node in graph.node for name in read_names(node)}
     return {
-        node.output[0]: [(f"{node.output[0]}/{i}", name) for i, name in enumerate(node.input)]
-        for node in lists
-        if not any(node.output[0] in other.input for other in graph.node)
+        name: [(f"{name}/{i}", part) for i, part in enumerate(node.input)]
+        for node in graph.node
+        for name in node.output
+        if node.op_type == "SequenceConstruct" and name in outputs and name not in read
     }
 
 
@@ -60,7 +62,7 @@ def give_tensors(proto: onnx.ModelProto, path: Path) -> None:
     _give_parts(proto, path)
     found = labels_by_output(proto.graph)
     for node in proto.graph.node:
-        if _is_map(node) and node.output[0] in found:
+        if _is_map(node) and not found.keys().isdisjoint(node.output):
             del node.attribute[:]
             node.op_type, node.domain = "Identity", ""
     for value in proto.graph.output:
@@ -82,7 +84,7 @@ def _give_parts(proto: onnx.ModelProto, path: Path) -> None:
     if not (found := parts_by_output(graph)):
         return
     taken = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
-    nodes = [node for node in graph.node if node.output[0] not in found]
+    nodes = [node for node in graph.node if found.keys().isdisjoint(node.output)]
     outputs = list[onnx.ValueInfoProto]()
     for value in graph.output:
         parts = found.get(value.name, [])

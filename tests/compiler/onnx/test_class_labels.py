@@ -111,6 +111,37 @@ def test_classifiers(tmp_path: Path, kind: str, facts: dict[str, Any]) -> None:
     assert artifact.manifest.outputs[0].labels == ("yes", "no")
 
 
+def test_outputs_that_share_a_table(tmp_path: Path) -> None:
+    """The names of the best class and of the best three."""
+    nodes = [
+        best,
+        node("Gather", ["names", "best"], ["y"]),
+        node("TopK", ["x", "three"], ["largest", "order"], axis=1),
+        node("Gather", ["names", "order"], ["z"]),
+    ]
+    outputs = [port("y", STRING, ["n"]), port("z", STRING, ["n", 3])]
+    compare(saved(tmp_path / "net.onnx", nodes, outputs, NAMES, three=np.array([3])), tmp_path / "out")
+
+
+def test_a_file_that_lies_ends_in_an_error(tmp_path: Path) -> None:
+    """What is read before the file is checked: tables of other sizes, attributes of other types, absent inputs."""
+    short = helper.make_tensor("names", STRING, [5], [b"a"] * 5)
+    del short.string_data[2:]
+    for nodes in (
+        [best, node("Gather", ["names", "best"], ["y"])],
+        [best, node("Where", ["best"], ["y"])],
+        [node("LinearClassifier", ["x"], ["y"], domain=ML, classlabels_strings=5)],
+        [best, node("LabelEncoder", ["best"], ["y"], domain=ML, values_strings=[1.5], default_string=2)],
+        [best, node("Gather", ["names", "y"], ["y"])],
+    ):
+        path = saved(tmp_path / "net.onnx", nodes, [port("y", STRING, ["n"])])
+        proto = onnx.load(path)
+        proto.graph.initializer.append(short)
+        path.write_bytes(proto.SerializeToString())
+        with pytest.raises(ModelError):
+            load_model(path, 4)
+
+
 def test_labels_that_nobody_reads(tmp_path: Path) -> None:
     """As in a calibration, which reads the scores alone."""
     nodes = [
