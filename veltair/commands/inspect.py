@@ -91,7 +91,8 @@ def describe(found: Artifact) -> dict[str, Any]:
 
 def _describe_port(manifest: Manifest, port: Port) -> dict[str, Any]:
     shape = port.shape if manifest.dimension is None else manifest.dimension.client_shape(port.name, port.shape)
-    return {"name": port.name, "dtype": port.dtype, "shape": shape}
+    described = {"name": port.name, "dtype": port.dtype, "shape": shape}
+    return described | ({"labels": port.labels} if port.labels else {})
 
 
 def _alone_ns(manifest: Manifest) -> Iterator[tuple[int, int]]:

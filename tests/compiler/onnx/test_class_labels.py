@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ def test_names_of_a_table(tmp_path: Path, told: Told) -> None:
     (accuracy,) = veltair.measure_accuracy(artifact, path, some)
     assert accuracy.max_rel_err == 0
     assert "string (batch,), one of 4 labels" in told("inspect", tmp_path / "out")[1]
+    (described,) = json.loads(told("inspect", tmp_path / "out", "--json")[1])["outputs"]
+    assert described == {"name": "y", "dtype": "string", "shape": [-1], "labels": ["no", "ü", "", "b" * 300]}
 
 
 def test_names_of_several_tables_in_a_layout_of_their_own(tmp_path: Path) -> None:
