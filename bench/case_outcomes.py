@@ -65,7 +65,7 @@ def difference(found: Mapping[str, Any], wanted: Iterable[NDArray[Any]], toleran
             return f"{name} has shape {result.shape}, expected {right.shape}"
         if result.dtype != right.dtype:
             return f"{name} is {result.dtype}, expected {right.dtype}"
-        if right.dtype == object:
+        if right.dtype.hasobject:
             if differing := int((result != right).sum()):
                 return f"{name} has {differing} other texts"
             continue

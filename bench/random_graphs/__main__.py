@@ -30,12 +30,13 @@ EXTENTS = ((1, 4), (2, 6), (3, 9), (5, 16), (1, 13), (2, 16))  # batches and len
 def main() -> int:
     args = _arguments()
     if args.worker:
-        return answer(lambda _, folder: lambda name: _try(name, folder / name))
+        return answer(lambda _, folder: lambda name: _try(_graph(name), _precision(name), folder / name))
     if args.show is not None:
         name = _name(args.show, args)
-        print(_graph(name).describe())
+        graph = _graph(name)
+        print(graph.describe())
         with tempfile.TemporaryDirectory() as folder:
-            print(_try(name, Path(folder, "graph")))
+            print(_try(graph, args.precision, Path(folder, "graph")))
         return 0
     names = [_name(seed, args) for seed in range(args.seed, args.seed + args.count)]
     return try_cases(names, (sys.executable, "-m", "bench.random_graphs", "--worker"), args, {})
@@ -57,11 +58,13 @@ def _graph(name: str) -> RandomGraph:
     return graph
 
 
-def _try(name: str, folder: Path) -> str:
+def _precision(name: str) -> str:
+    return "bf16" if "bf16" in name else "fp32"
+
+
+def _try(graph: RandomGraph, precision: str, folder: Path) -> str:
     """Compile a network and run it. One that ONNX Runtime does not run at each extent is left out."""
-    graph = _graph(name)
-    model, options = graph.model(), dict[str, Any](max_batch=max(BATCHES), levels="model")
-    options["precision"] = "bf16" if "bf16" in name else "fp32"
+    model, options = graph.model(), dict[str, Any](max_batch=max(BATCHES), levels="model", precision=precision)
     every = [graph.feeds(batch) for batch in BATCHES]
     if graph.open_length:
         every, options["dims"] = [graph.feeds(*extents) for extents in EXTENTS], {"L": BOUNDS}

@@ -27,8 +27,10 @@ def read_outputs(manifest: Manifest, tensors: Sequence[NDArray[Any]]) -> dict[st
     Raises RequestError where an output is larger than its room.
     """
     found = read_numbers(manifest, tensors)
-    texts = {port.name: labels_at(port.labels, found[port.name]) for port in manifest.outputs if port.labels}
-    return found | texts
+    for port in manifest.outputs:
+        if port.labels:
+            found[port.name] = labels_at(port.labels, found[port.name])
+    return found
 
 
 def labels_at(labels: Sequence[str], numbers: NDArray[Any]) -> NDArray[Any]:

@@ -51,7 +51,7 @@ def tensor_values(tensor: NamedTensor) -> Tensor:
 
 def tensor_bytes(values: Tensor) -> memoryview:
     """The bytes of a tensor as the protocol sends them: C order, little-endian, strings behind their lengths."""
-    if isinstance(values, np.ndarray) and values.dtype == object:
+    if isinstance(values, np.ndarray) and values.dtype.hasobject:
         values = Strings.from_values(values.reshape(-1).tolist())
     if isinstance(values, Strings):
         return length_prefixed.encode(values)

@@ -70,7 +70,7 @@ def number_labels(proto: onnx.ModelProto, path: Path) -> dict[str, tuple[str, ..
     graph = proto.graph
     ports = {value.name: value for value in graph.output if value.type.tensor_type.elem_type == TensorProto.STRING}
     tables = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == TensorProto.STRING}
-    makers = {name: node for node in graph.node for name in node.output}
+    makers = {name: node for node in graph.node for name in node.output} if ports else {}
     sources, found = list[_Source](), dict[str, tuple[str, ...]]()
     for name in ports:
         source = _Source([name])
@@ -160,10 +160,13 @@ def _number(graph: onnx.GraphProto, source: _Source, path: Path) -> None:
 
 def _number_unread(graph: onnx.GraphProto) -> None:
     """Labels of classifiers whose probabilities alone are read, as those that a calibration holds."""
+    classifiers = [node for node in graph.node if node.op_type in CLASS_NUMBERS and _texts(node, CLASSES)]
+    if not classifiers:
+        return
     read = {name for node in graph.node for name in read_names(node)} | {value.name for value in graph.output}
-    for node in graph.node:
-        if node.op_type in CLASS_NUMBERS and read.isdisjoint(node.output[:1]) and (labels := _texts(node, CLASSES)):
-            _replace(node, CLASSES, CLASS_NUMBERS[node.op_type], list(range(len(labels))))
+    for node in classifiers:
+        if read.isdisjoint(node.output[:1]):
+            _replace(node, CLASSES, CLASS_NUMBERS[node.op_type], list(range(len(_texts(node, CLASSES)))))
 
 
 def _texts(node: onnx.NodeProto, name: str) -> list[bytes]:

@@ -45,13 +45,15 @@ def parts_by_output(graph: onnx.GraphProto) -> dict[str, list[tuple[str, str]]]:
     {'y': [('y/0', 'p'), ('y/1', 'q')]}
     """
     outputs = {value.name for value in graph.output}
-    read = {name for node in graph.node for name in read_names(node)}
-    return {
+    lists = {
         name: [(f"{name}/{i}", part) for i, part in enumerate(node.input)]
         for node in graph.node
+        if node.op_type == "SequenceConstruct"
         for name in node.output
-        if node.op_type == "SequenceConstruct" and name in outputs and name not in read
+        if name in outputs
     }
+    read = {name for node in graph.node for name in read_names(node)} if lists else set()
+    return {name: parts for name, parts in lists.items() if name not in read}
 
 
 def give_tensors(proto: onnx.ModelProto, path: Path) -> None:

@@ -75,7 +75,8 @@ class AttentionMatch:
 
 def find_attention(view: ModelView) -> Matches:
     """Match every attention at its last product, and its three projections at the first of their nodes."""
-    matches = Matches()
+    matches = view.matches.union(Matches())
+    view = replace(view, matches=matches)  # an attention sees those before it
     for node in view.nodes:
         if node.op_type != "Softmax":
             continue
@@ -88,7 +89,6 @@ def find_attention(view: ModelView) -> Matches:
                 first = next(node for node in view.nodes if any(node is inner for inner in nodes))
                 joined = JoinedProjections(found.projections)
                 matches.add(first, joined, [node for node in nodes if node is not first])
-            view = replace(view, matches=view.matches.union(matches))
     return matches
 
 

@@ -62,14 +62,14 @@ def only_read_inside(
     """Those of the candidates that nothing needs once the nodes `inside` are gone."""
     gone, left = {id(node) for node in inside}, {id(node): node for node in candidates}
     found = list[onnx.NodeProto]()
-    while free := [node for node in left.values() if _is_free(node, gone, view)]:
+    while free := [node for node in left.values() if _only_gone_read(node, gone, view)]:
         for node in free:
             found.append(left.pop(id(node)))
             gone.add(id(node))
     return found
 
 
-def _is_free(node: onnx.NodeProto, gone: set[int], view: ModelView) -> bool:
+def _only_gone_read(node: onnx.NodeProto, gone: set[int], view: ModelView) -> bool:
     return all(
         name not in view.output_names and all(id(user) in gone for user in view.users_of(name)) for name in node.output
     )
