@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import tvm  # noqa: F401  the server loads the runtime library alone, which would hide the compiler from other tests
+from daemon_logs import pytest_runtest_makereport  # noqa: F401
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(

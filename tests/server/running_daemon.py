@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from daemon_logs import log_of_daemon
 from running_engine import WAIT_S
 
 SERVE = """
@@ -62,28 +63,29 @@ def serve(folder: Path, text: str, log: Any = subprocess.PIPE) -> subprocess.Pop
 
 @contextmanager
 def running(folder: Path, text: str) -> Iterator[Daemon]:
-    with (folder / "log").open("w") as log:
-        process = serve(folder, text, log)
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, (folder / "log").read_text()
-    told = json.loads(line)
-    assert told["ready"] is True
-    where = {key: told[key] for key in ("http", "grpc", "admin") if key in told}
-    try:
-        yield Daemon(process, **where)
-    finally:
-        ended = process.poll()
-        if ended is not None:
-            print(f"the daemon ended by itself ({ended}):\n{(folder / 'log').read_text()}", file=sys.stderr)
-        else:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(WAIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        process.stdout.close()
+    with log_of_daemon(folder / "log"):
+        with (folder / "log").open("w") as log:
+            process = serve(folder, text, log)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, "the daemon has ended before it was ready"
+        told = json.loads(line)
+        assert told["ready"] is True
+        where = {key: told[key] for key in ("http", "grpc", "admin") if key in told}
+        try:
+            yield Daemon(process, **where)
+        finally:
+            ended = process.poll()
+            if ended is not None:
+                print(f"the daemon ended by itself ({ended})", file=sys.stderr)
+            else:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(WAIT_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+            process.stdout.close()
 
 
 def configuration(artifacts: Path, *names: str, **server: Any) -> str:
