@@ -5,7 +5,7 @@ The semantics are TensorFlow's (tf.feature_column, tf.strings); docs/features.md
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from math import prod
 from pathlib import Path
@@ -273,15 +273,16 @@ class FeatureDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     inputs: tuple[ColumnInput, ...]
     tables: tuple[FeatureTable, ...] = ()
     path: Path = Path("features.toml")
+    texts: Mapping[str, tuple[str, ...]] = {}  # features that ONNX Runtime reads, and words that it knows
 
     def feature_of(self, column: FeatureColumn) -> Feature:
         """The feature whose values a column reads; see the function of that name."""
         return feature_of(column, self.features)
 
-    def features_read_by(self, names: Iterable[str] | None = None) -> set[str]:
-        """Names of the features that these columns, by default all, read."""
-        chosen = set(names) if names is not None else {column.name for column in self.columns}
-        return {f for column in self.columns if column.name in chosen for f in features_read(column)}
+    def features_read_by(self, names: Collection[str] | None = None) -> set[str]:
+        """Names of the features that these columns read, by default all columns and ONNX Runtime."""
+        read = {f for column in self.columns if names is None or column.name in names for f in features_read(column)}
+        return read | self.texts.keys() if names is None else read
 
     def table_of(self, column: FeatureColumn) -> FeatureTable | None:
         return next((t for t in self.tables if t.name == column.table), None)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from veltair.compiler.features.feature_description import Feature, FeatureDescription
 from veltair.compiler.features.symbolic_shapes import Extent, MergedBuffer, Symbols, count_bytes
 from veltair.compiler.graph.layer_spec import Activation
+from veltair.errors import ModelError
 from veltair.profiles.artifact.manifest import PackedLocation, Port
+from veltair.profiles.artifact.strings import MOST_BYTES
 
 BUFFER_DTYPES = {"ints": "int64", "floats": "float32", "ends": "int32", "bytes": "uint8"}  # by packed buffer
 
@@ -56,6 +59,15 @@ class FeatureLayout:
         """The packed buffers that hold values of these features, in the layout's order."""
         read = {buffer for feature in self.features if feature.name in features for buffer in buffers_of(feature)}
         return tuple(buffer for buffer in self.widths if buffer in read)
+
+    def check_room(self, batch: int, path: Path) -> None:
+        """Raises ModelError where the texts of so large a batch are more than ends of 32 bits tell apart."""
+        room = batch * self.widths.get("bytes", 0)
+        if room > MOST_BYTES:
+            raise ModelError(
+                f"{path}: max_bytes: room for {room} bytes of text in a batch of {batch}; expected at most "
+                f"{MOST_BYTES}: lower max_bytes or the greatest batch"
+            )
 
     def activation(self, buffer: str) -> Activation:
         """A packed buffer as a tensor of the layer graph."""

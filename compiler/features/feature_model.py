@@ -17,6 +17,7 @@ from veltair.compiler.features.from_onnx.joined_inputs import join_inputs
 from veltair.compiler.features.index_ranges import IndexRange
 from veltair.compiler.features.kernel.columns_kernel import columns_layer
 from veltair.compiler.features.table_store import TableStore
+from veltair.compiler.features.text_graphs.text_layer import text_layer
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.onnx.node_attributes import attribute, product_of
 from veltair.compiler.onnx.onnx_model import OnnxModel
@@ -37,7 +38,7 @@ class FeatureModel:
     description: FeatureDescription
     layout: FeatureLayout
     tables: Mapping[str, NDArray[Any]]  # rows of the description's tables, as they are stored
-    layers: tuple[LayerSpec, ...]
+    layers: tuple[LayerSpec, ...]  # also that of the texts that no column takes
     bounds: Mapping[str, tuple[int, int]]  # by tensor: the least and the greatest id that the layers give
 
 
@@ -55,7 +56,8 @@ def join_features(
     if description is None:
         return None
     known = {port.name: port for port in model.inputs}
-    made = {joined.name for joined in description.inputs}
+    texts = own.texts if own else None
+    made = {joined.name for joined in description.inputs} | {spec.name for spec in (texts.outputs if texts else ())}
     by_name = {column.name: column for column in description.columns}
     bounds: dict[str, tuple[int, int]] = {}
     for joined in description.inputs:
@@ -79,7 +81,7 @@ def join_features(
             f"{description.path}: feature {min(twice)!r}: the model {model.path} has an input of that name"
         )
     store = TableStore.load(description, own.tables if own else None, storage)
-    layers = []
+    layers = list[LayerSpec]()
     for joined in description.inputs:
         port = known[joined.name]
         spec = columns_layer(description, joined, model.max_batch, store, port.dtype)
@@ -89,6 +91,8 @@ def join_features(
             if out.name in bounds:
                 bounds[f"{out.name}/columns"] = bounds[out.name]
         layers.append(spec)
+    if texts:
+        layers.append(text_layer(texts, description, model.max_batch))
     return FeatureModel(replace(model, inputs=left), description, layout, store.tables, tuple(layers), bounds)
 
 
@@ -119,4 +123,5 @@ def _merge_descriptions(one: FeatureDescription, other: FeatureDescription) -> F
         names = {entry.name for entry in getattr(one, part)}
         if twice := sorted(entry.name for entry in getattr(other, part) if entry.name in names):
             raise ModelError(f"{other.path}: {part}: {twice[0]!r} is the name of something in {one.path} already")
-    return msgspec.structs.replace(other, **{part: (*getattr(one, part), *getattr(other, part)) for part in parts})
+    joined = {part: (*getattr(one, part), *getattr(other, part)) for part in parts}
+    return msgspec.structs.replace(other, texts=one.texts, **joined)

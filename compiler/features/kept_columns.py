@@ -19,9 +19,10 @@ _PARTS = ("features", "tables", "columns", "inputs")
 
 def keep_columns(description: FeatureDescription | None, folder: Path) -> str:
     """Write the columns into a folder that becomes an artifact, and return the file's digest; "" without columns."""
-    if description is None:
+    if description is None or not description.columns:
         return ""
     parts = {part: [_without_none(entry) for entry in getattr(description, part)] for part in _PARTS}
+    parts["features"] = [entry for entry in parts["features"] if entry["name"] not in description.texts]
     for table in parts["tables"]:  # rows are in the artifact's weights, as kernels want them
         table.pop("file", None)
         table |= {"seed": 0, "offset": 0}

@@ -43,9 +43,12 @@ def draw_features(
         is_read = read is None or feature.name in read
         if feature.is_text:
             empty = batch * (feature.width if feature.kind == "string" else 1)
-            found[feature.name] = (
-                _draw_texts(feature, columns, batch, rng) if is_read else Strings.from_values([b""] * empty)
-            )
+            if feature.name in description.texts:
+                found[feature.name] = _draw_sentences(feature, description.texts[feature.name], batch, rng)
+            else:
+                found[feature.name] = (
+                    _draw_texts(feature, columns, batch, rng) if is_read else Strings.from_values([b""] * empty)
+                )
         elif feature.kind == "int":
             found[feature.name] = _draw_ints(feature, columns, shape, rng) if is_read else np.zeros(shape, np.int64)
         else:
@@ -140,6 +143,19 @@ def _draw_texts(feature: Feature, readers: Sequence[FeatureColumn], batch: int, 
         rows.append(separator.join([words[i] for i in picked[first : first + count]])[: feature.max_bytes])
         first += count
     return Strings.from_values(rows)
+
+
+def _draw_sentences(feature: Feature, words: Sequence[str], batch: int, rng: np.random.Generator) -> Strings:
+    """Texts of words that operators know, and of some that they do not, for half of the room on average."""
+    known, most = [*words, "unknown", "Words, Of All-Kinds: 42."], feature.max_bytes // feature.width
+    counts = rng.integers(0, max(most // WORD_BYTES, 1), batch * feature.width).tolist()
+    texts = [" ".join([known[i] for i in rng.integers(len(known), size=count).tolist()]) for count in counts]
+    return Strings.from_values([_fitting(text.encode(), most) for text in texts])
+
+
+def _fitting(text: bytes, most: int) -> bytes:
+    """As much of UTF-8 as fits, in whole characters."""
+    return text[:most].decode("utf-8", "ignore").encode()
 
 
 def _draw_words(feature: Feature, readers: Sequence[FeatureColumn], rng: np.random.Generator) -> list[bytes]:

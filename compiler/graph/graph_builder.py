@@ -181,13 +181,13 @@ class GraphBuilder:
             del self._tensors[tensor.name]
 
     def begin(self, layers: Iterable[LayerSpec]) -> None:
-        """Append layers in front of the model, each of which gives an input that bears the layer's name."""
+        """Append layers in front of the model, which give inputs: one that bears the layer's name, or several."""
         for spec in layers:
             self.append(spec)
-            (made,), shape = spec.outputs, self._view.shape_of(spec.name)
-            if made.name != spec.name:
-                self.alias(replace(made, name=spec.name, shape=shape), made.name)
-            self._input_names.add(spec.name)
+            first, inputs = spec.outputs[0], {spec.name} & self._view.values.keys() or {t.name for t in spec.outputs}
+            if first.name not in inputs:
+                self.alias(replace(first, name=spec.name, shape=self._view.shape_of(spec.name)), first.name)
+            self._input_names |= inputs
 
     def take(self, nodes: Iterable[onnx.NodeProto]) -> None:
         """Mark nodes that a layer has swallowed: they need none of their own."""

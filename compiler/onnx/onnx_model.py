@@ -128,7 +128,7 @@ def load_model(
         raise ModelError(f"{path}: has bags that differ in length; expected no dimension {fixed.name} beside the batch")
     whole = fixed is not None and fixed.exact  # ONNX Runtime runs what looks rows up, and takes tables as they are
     stored = {} if whole else extract_quantised_tables(proto, path, frozenset(TEXTUAL))
-    columns = extract_columns(proto, path)
+    columns = extract_columns(proto, path, fallback=fallback)
     check_nodes(proto, path, columns_taken=True)
     domains = {*STANDARD, *(RUN_ELSEWHERE if fallback else ())}
     check_written_operators(proto, domains, path)

@@ -1,8 +1,8 @@
 """Layers that ONNX Runtime runs, inside blocks as any other: on the block's cores, on the arena's memory, uncopied.
 
-The code of such a layer calls `run` by name, through TVM's FFI. Its model is one of its weights: a digest, by which
-sessions are shared, and the ONNX bytes. A session has as many threads as it was made with, so that there is one for
-each power of two of cores; a block on five cores runs it on four.
+The code of such a layer calls `run` by name, through TVM's FFI; where it reads texts, `run_on_texts`. Its model is one
+of its weights: a digest, by which sessions are shared, and the ONNX bytes. A session has as many threads as it was made
+with, so that there is one for each power of two of cores; a block on five cores runs it on four.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import hashlib
 import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -25,9 +26,11 @@ from numpy.typing import NDArray
 from veltair.profiles.runtime import pinned_threads
 from veltair.types import CoreSet
 
-FUNCTION = "veltair.run_onnx_layer"
+FUNCTION, TEXT_FUNCTION = "veltair.run_onnx_layer", "veltair.run_onnx_layer_on_texts"
 DIGEST_BYTES = 32
 MOST_BINDINGS = 64  # of each session: a slot's tensors are bound once
+TEXT = "tensor(string)"  # ONNX Runtime's name of the element type
+TEXT_PLACE = 4  # numbers that say where a text lies
 TYPES: dict[str, np.dtype[Any]] = {  # ONNX Runtime's names of element types
     "tensor(float)": np.dtype("float32"),
     "tensor(double)": np.dtype("float64"),
@@ -109,9 +112,12 @@ class _Session:
         before = _threads()
         self._session = exact_session(content, options)
         self._threads = _threads() - before
-        ports = (*self._session.get_inputs(), *self._session.get_outputs())
+        inputs = self._session.get_inputs()
+        self._texts = [(port.name, port.shape[1:]) for port in inputs if port.type == TEXT]
+        numbers = [port for port in inputs if port.type != TEXT]
+        ports = (*numbers, *self._session.get_outputs())
         self._ports = [(port.name, TYPES[port.type], len(port.shape)) for port in ports]
-        self._inputs = len(self._session.get_inputs())
+        self._inputs = len(numbers)
         self._bindings: dict[tuple[Any, ...], Any] = {}  # by addresses and extents
         self._cores: CoreSet = ()
 
@@ -123,6 +129,19 @@ class _Session:
                 self._bindings.clear()
             binding = self._bindings[arguments] = self._bind(arguments)
         self._session.run_with_iobinding(binding)
+
+    def run_on_texts(self, texts: Sequence[Sequence[str]], arguments: tuple[Any, ...]) -> None:
+        """As `run`, for a model that reads text alone, of which ONNX Runtime binds no memory: it gives tensors."""
+        feeds = {
+            name: np.array(values, object).reshape(-1, *row)
+            for (name, row), values in zip(self._texts, texts, strict=True)
+        }
+        found = self._session.run(None, feeds)
+        for array, (name, dtype, address, extents) in zip(found, self._tensors(arguments), strict=True):
+            if list(array.shape) != extents:
+                raise RuntimeError(f"{name} has shape {list(array.shape)}, not {extents}, for these texts")
+            content = np.ascontiguousarray(array, dtype)
+            ctypes.memmove(address, content.ctypes.data, content.nbytes)
 
     def move_to(self, cores: CoreSet) -> None:
         """The calling thread is on one of the cores already."""
@@ -190,6 +209,45 @@ def run(model: Any, length: int, values_decide: int, *arguments: Any) -> None:
 
     Raises RuntimeError, ONNX Runtime's, for values that it refuses or that lead to other shapes than the file states.
     """
+    bound = tuple(map(_address, arguments))
+    _run(model, length, bound, lambda session: session.run(bound), values_decide=bool(values_decide))
+
+
+def run_on_texts(model: Any, length: int, batch: int, count: int, *arguments: Any) -> None:
+    """What the code of a layer calls that reads texts, `count` inputs of them.
+
+    Args:
+        arguments: of each text four numbers (`TextPlace`); the addresses of the packed buffers of ends and bytes
+            (`profiles.artifact.input_layout`); the output tensors.
+
+    Raises RuntimeError, ONNX Runtime's, for texts that it refuses or that lead to other shapes than it was tried with.
+    """
+    places, (ends, content, *outputs) = arguments[: TEXT_PLACE * count], arguments[TEXT_PLACE * count :]
+    bound = tuple(map(_address, outputs))
+    texts = [
+        _read_texts(_address(ends), _address(content), batch, *places[at : at + TEXT_PLACE])
+        for at in range(0, len(places), TEXT_PLACE)
+    ]
+    _run(model, length, bound, lambda session: session.run_on_texts(texts, bound), values_decide=True)
+
+
+def _read_texts(
+    ends: int, content: int, batch: int, first_end: int, first_byte: int, width: int, room: int
+) -> list[str]:
+    """The texts of an input. One whose ends fall, or pass its room, is empty; bytes that are no UTF-8 are replaced."""
+    count, size = batch * width, batch * room
+    stops = (ctypes.c_int32 * count).from_address(ends + 4 * batch * first_end)
+    data = ctypes.string_at(content + batch * first_byte, size)
+    return [
+        data[begin:end].decode("utf-8", "replace") if 0 <= begin <= end <= size else ""
+        for begin, end in pairwise((0, *stops))
+    ]
+
+
+def _run(
+    model: Any, length: int, bound: tuple[int, ...], call: Callable[[_Session], None], *, values_decide: bool
+) -> None:
+    """Runs a session of the model on the block's cores. `bound`: its tensors."""
     address = _address(model)
     digest = ctypes.string_at(address, DIGEST_BYTES)
     layer = _layers.get(digest)
@@ -202,11 +260,11 @@ def run(model: Any, length: int, values_decide: int, *arguments: Any) -> None:
     session.move_to(cores)
     try:
         with pinned.set_aside() if pinned and len(cores) > 1 else nullcontext():
-            session.run(tuple(map(_address, arguments)))
+            call(session)
     except Exception:  # ONNX Runtime raises its own types
         if not (values_decide and _drawn.inputs):
             raise
-        session.clear_outputs(tuple(map(_address, arguments)))
+        session.clear_outputs(bound)
 
 
 def _address(value: Any) -> int:
@@ -218,3 +276,4 @@ def _threads() -> set[int]:
 
 
 tvm_ffi.register_global_func(FUNCTION, run, override=True)
+tvm_ffi.register_global_func(TEXT_FUNCTION, run_on_texts, override=True)

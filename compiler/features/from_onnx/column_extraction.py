@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from veltair.compiler.features.feature_description import ColumnInput, FeatureDescription
+from veltair.compiler.features.feature_description import ColumnInput, Feature, FeatureDescription
 from veltair.compiler.features.feature_tables import FeatureTable
 from veltair.compiler.features.from_onnx.bucketize_pattern import find_bucketize
 from veltair.compiler.features.from_onnx.classes.class_columns import ClassColumns
 from veltair.compiler.features.from_onnx.classes.class_graph import ClassGraph
 from veltair.compiler.features.from_onnx.classes.value_classes import ValueClasses
-from veltair.compiler.features.from_onnx.column_reader import WAYS, ColumnReader, is_textual
+from veltair.compiler.features.from_onnx.column_reader import TEXTUAL, WAYS, ColumnReader, is_textual, text_room
 from veltair.compiler.features.from_onnx.graph_rewriter import ColumnTensor, GraphRewriter, infer_element_types
 from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB, is_hash
 from veltair.compiler.features.from_onnx.id_operators import NUMERIC
-from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
+from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
 from veltair.compiler.features.from_onnx.safety_steps import drop_proved_steps
 from veltair.compiler.features.from_onnx.standard_copy import FOREIGN, count_boundaries
 from veltair.compiler.features.from_onnx.tokens.fixed_batch import open_batch
 from veltair.compiler.features.from_onnx.tokens.split_nodes import put_sequences
+from veltair.compiler.features.text_graphs.text_graph import TextGraph, take_text_graph
 from veltair.errors import ModelError
 
 METADATA = "veltair.max_batch"  # the greatest batch of a model whose first dimension is symbolic
+DOCUMENT_BYTES = 4096  # room for a text that no column reads, where the file does not say it
+MOVES = ("Cast", "Concat", "Equal", "Gather", "Where")  # operators on text beside those that only texts have
 WRITTEN = ("StringSplit", "StringNormalizer", "StringConcat")  # operators on text that the reader's errors speak of
 
 
@@ -44,12 +49,14 @@ class ExtractedColumns:
     description: FeatureDescription
     tables: Mapping[str, NDArray[np.float32]]  # rows by the name of the table
     batch: int | None = None  # that the file's inputs fix
+    texts: TextGraph | None = None  # operators on text that ONNX Runtime runs in front of the model
 
 
-def extract_columns(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | None:
+def extract_columns(proto: onnx.ModelProto, path: Path, *, fallback: bool = True) -> ExtractedColumns | None:
     """Replaces columns by the inputs that they give, in place; None where there are none. Every node has a name.
 
-    Raises ModelError that names the node which cannot be taken.
+    `fallback`: whether ONNX Runtime may run operators on text that no column takes. Raises ModelError that names the
+    node which cannot be taken.
     """
     index = OnnxGraphIndex(proto, path)
     foreign = any(is_textual(node, index) or node.op_type in FOREIGN for node in proto.graph.node)
@@ -57,12 +64,73 @@ def extract_columns(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | No
     if not foreign and not find_bucketize(index, NUMERIC):
         return None
     batch = open_batch(proto)
-    found = _read_columns(proto, path)
+    found = _read_some(proto, path) if fallback else _read_columns(proto, path)
     if found is None or batch is None:
         return found
     if METADATA not in {entry.key for entry in proto.metadata_props}:
         proto.metadata_props.add(key=METADATA, value=str(batch))
     return replace(found, batch=batch)
+
+
+def _read_some(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | None:
+    """All columns. Where some operators on text are none, ONNX Runtime gets their texts, or else all texts."""
+    given = _Structure.of(proto.graph)
+    try:
+        return _read_columns(proto, path)
+    except ModelError as error:
+        refused, why = error, ""
+    for is_taken in (_may_be_taken, None):
+        given.restore(proto.graph)
+        try:
+            texts = take_text_graph(proto, path, is_taken)
+            if texts is not None:
+                return _with_texts(_read_columns(proto, path), texts, proto, path)
+        except ModelError as error:
+            why = str(error).removeprefix(f"{path}: ")
+    raise ModelError(f"{refused}; nor can ONNX Runtime run it in front: {why}") if why else refused
+
+
+@dataclass(frozen=True, slots=True)
+class _Structure:
+    """A graph but for its constants, as it was."""
+
+    nodes: Sequence[onnx.NodeProto]
+    inputs: Sequence[onnx.ValueInfoProto]
+    constants: int
+
+    @classmethod
+    def of(cls, graph: onnx.GraphProto) -> _Structure:
+        return cls(deepcopy(list(graph.node)), deepcopy(list(graph.input)), len(graph.initializer))
+
+    def restore(self, graph: onnx.GraphProto) -> None:
+        del graph.node[:], graph.input[:], graph.initializer[self.constants :]
+        graph.node.extend(self.nodes)
+        graph.input.extend(self.inputs)
+
+
+def _may_be_taken(node: onnx.NodeProto) -> bool:
+    return node.op_type in (*TEXTUAL, *VIEWS, *MOVES)
+
+
+def _with_texts(
+    found: ExtractedColumns | None, texts: TextGraph, proto: onnx.ModelProto, path: Path
+) -> ExtractedColumns:
+    """The columns, if there are some, and the features of a text graph."""
+    empty = FeatureDescription(features=(), columns=(), inputs=(), path=path)
+    columns = found or ExtractedColumns(empty, {})
+    room = text_room({entry.key: entry.value for entry in proto.metadata_props}, path, DOCUMENT_BYTES)
+    features = [
+        Feature(
+            name=text.name, kind="string", missing=False, empty="keep", width=text.width, max_bytes=room * text.width
+        )
+        for text in texts.inputs
+    ]
+    description = msgspec.structs.replace(
+        columns.description,
+        features=(*columns.description.features, *features),
+        texts=dict.fromkeys((text.name for text in texts.inputs), texts.words),
+    )
+    return replace(columns, description=description, texts=texts)
 
 
 def _read_columns(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | None:

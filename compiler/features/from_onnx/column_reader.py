@@ -6,7 +6,7 @@ numbers that are known, so they are carried out when the model is compiled, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +51,18 @@ def is_textual(node: onnx.NodeProto, graph: OnnxGraphIndex) -> bool:
     return encodes_features(node, graph) if node.op_type in ENCODERS else node.op_type in TEXTUAL
 
 
+def text_room(metadata: Mapping[str, str], path: Path, default: int = DEFAULT_TEXT_BYTES) -> int:
+    """Bytes for a text, on average over a batch, that a file's metadata states. Raises ModelError for other values.
+
+    >>> text_room({"veltair.max_bytes": "512"}, Path("m.onnx"))
+    512
+    """
+    stated = metadata.get("veltair.max_bytes", str(default))
+    if not stated.isdecimal() or not 1 <= int(stated) <= MOST_TEXT_BYTES:
+        raise ModelError(f"{path}: metadata veltair.max_bytes is {stated!r}; expected 1 to {MOST_TEXT_BYTES}")
+    return int(stated)
+
+
 class ColumnReader:
     """Reads the columns of a graph: `columns`, their `features` and `tables`.
 
@@ -59,9 +71,7 @@ class ColumnReader:
 
     def __init__(self, proto: onnx.ModelProto, path: Path) -> None:
         self.graph, self._proto = OnnxGraphIndex(proto, path), proto.graph
-        self._room = {entry.key: entry.value for entry in proto.metadata_props}.get(
-            "veltair.max_bytes", str(DEFAULT_TEXT_BYTES)
-        )
+        self._metadata = {entry.key: entry.value for entry in proto.metadata_props}
         self._buckets = find_bucketize(self.graph, NUMERIC)
         encoders = [node.name for node in self.graph.nodes if encodes_features(node, self.graph) or is_hash(node)]
         self._encoders = (*encoders, *self._buckets)
@@ -216,11 +226,7 @@ class ColumnReader:
         self, name: str, kind: Literal["int", "float", "string", "tokens"], *, width: int = 1, separator: str = ","
     ) -> bool:
         """Note that the graph reads this feature. Returns whether all that was noted of it before agrees."""
-        if not self._room.isdecimal() or not 1 <= int(self._room) <= MOST_TEXT_BYTES:
-            raise ModelError(
-                f"{self.graph.path}: metadata veltair.max_bytes is {self._room!r}; expected 1 to {MOST_TEXT_BYTES}"
-            )
-        room = int(self._room) * (width if kind == "string" else 1)
+        room = text_room(self._metadata, self.graph.path) * (width if kind == "string" else 1)
         feature = Feature(
             name=name,
             kind=kind,

@@ -24,6 +24,7 @@ from veltair.compiler.features.from_onnx.classes.value_classes import ValueClass
 from veltair.compiler.features.from_onnx.crosses import CROSS
 from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB, STRONG, find_hashed, is_hash, read_buckets
 from veltair.compiler.features.from_onnx.key_sources import KeySource
+from veltair.compiler.features.from_onnx.known_locales import name_known_locales
 from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
 from veltair.compiler.features.from_onnx.tokens.fixed_batch import open_batch
 from veltair.compiler.onnx.node_attributes import attribute, name_nodes
@@ -92,8 +93,8 @@ class ClassedValues:
 
 
 def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds | ClassedValues]] | None:
-    """The model of a file without foreign operators and with a symbolic batch, and its new inputs; None where the file
-    is such a model.
+    """The model of a file without foreign operators and locales that few systems have, with a symbolic batch, and its
+    new inputs; None where the file is such a model.
 
     External data stays outside. Raises ModelError for a hash that is no column's.
     """
@@ -101,8 +102,9 @@ def standard_copy(path: Path) -> tuple[onnx.ModelProto, list[HashedIds | Classed
     foreign = any(node.domain == CONTRIB or node.op_type in FOREIGN for node in proto.graph.node)
     textual = any(value.type.tensor_type.elem_type == TensorProto.STRING for value in proto.graph.input)
     batch = open_batch(proto) if foreign or textual else None
+    named = name_known_locales(proto.graph)
     if not foreign:
-        return None if batch is None else (proto, [])
+        return None if batch is None and not named else (proto, [])
     name_nodes(proto)
     classes = ClassGraph(proto, path).rewrite()
     count_boundaries(proto, path)

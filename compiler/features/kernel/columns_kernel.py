@@ -31,8 +31,6 @@ from veltair.compiler.features.kernel.columns_parameters import ColumnsParameter
 from veltair.compiler.features.table_store import TableStore
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.rows.concat_rows import copy_row
-from veltair.errors import ModelError
-from veltair.profiles.artifact.strings import MOST_BYTES
 
 SPECIAL_WIDTHS = 4  # the most frequent widths of rows, which have code of their own
 WIDEST_SPECIAL = 128
@@ -56,12 +54,7 @@ def columns_layer(
     """
     layout, store = FeatureLayout.from_description(description), store or TableStore.load(description)
     table = build_column_table(description, joined, store)
-    room = max_batch * layout.widths.get("bytes", 0)
-    if room > MOST_BYTES:
-        raise ModelError(
-            f"{description.path}: max_bytes: room for {room} bytes of text in a batch of {max_batch}; expected at most "
-            f"{MOST_BYTES}: lower max_bytes or the greatest batch"
-        )
+    layout.check_room(max_batch, description.path)
     return LayerSpec(
         name=joined.name,
         op="columns",

@@ -8,6 +8,20 @@ from veltair.compiler.graph.parameters.base import OUTSIDE_WORKLOAD, LayerParame
 
 
 @dataclass(frozen=True, slots=True)
+class TextPlace:
+    """Where the texts of an input lie in the packed buffers (`profiles.artifact.input_layout`).
+
+    >>> TextPlace(0, 0, 1, 256).room
+    256
+    """
+
+    first_end: int  # ends of a row before its own
+    first_byte: int  # bytes of a row before its own
+    width: int  # texts of a row
+    room: int  # bytes of a row
+
+
+@dataclass(frozen=True, slots=True)
 class OnnxRuntimeParameters(LayerParameters):
     """The model that the layer is.
 
@@ -23,3 +37,14 @@ class OnnxRuntimeParameters(LayerParameters):
     @property
     def note(self) -> str:
         return f"ONNX Runtime: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxTextParameters(OnnxRuntimeParameters):
+    """The model that a layer is whose inputs are the packed buffers of ends and bytes.
+
+    >>> OnnxTextParameters("Tokenizer", "00c0ffee", True, "reads text", (TextPlace(0, 0, 1, 9),)).texts[0].room
+    9
+    """
+
+    texts: tuple[TextPlace, ...]  # in the order of the model's inputs

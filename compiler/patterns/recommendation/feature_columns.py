@@ -17,7 +17,7 @@ from veltair.compiler.patterns.matmul import multiplies_in_bf16, readable_as_bf1
 def round_columns(view: ModelView, builder: GraphBuilder) -> None:
     """Have columns that only products read written in bfloat16, if the products take it."""
     for spec in builder.layers:
-        (made,) = spec.outputs
+        made = spec.outputs[0]
         if spec.op != "columns" or made.dtype != "float32" or made.name not in view.values:
             continue
         if multiplies_in_bf16(made.shape[0], view) and readable_as_bf16(made.name, view):

@@ -72,7 +72,7 @@ def test_what_cannot_be_taken_names_the_node(nodes: Any, says: str, tmp_path: Pa
     ends = [name for n in nodes for name in n.output if name not in read]
     inputs = {name: (STRING, ["B"]) for name in ("city", "history") if name in read}
     with pytest.raises(ModelError, match=says):
-        load_model(model(tmp_path / "m.onnx", nodes, inputs, ends), 4)
+        load_model(model(tmp_path / "m.onnx", nodes, inputs, ends), 4, fallback=False)
 
 
 @pytest.mark.parametrize("nodes", [CITY, HISTORY], ids=["city", "history"])

@@ -1,0 +1,290 @@
+"""Takes the operators on text out of a model: a graph of their own, from inputs of text to tensors of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from copy import copy
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from onnx.external_data_helper import uses_external_data
+
+from veltair.compiler.features.from_onnx.known_locales import name_known_locales
+from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
+from veltair.compiler.onnx.constants import all_nodes, read_names
+from veltair.errors import ModelError
+from veltair.profiles.runtime.onnx_layers import TEXT, TYPES
+from veltair.types import TensorSpec
+
+IR_VERSION = 10  # any that ONNX Runtime reads
+ENCODERS, KEYED_ENCODERS = "ai.onnx.ml", 2
+MOST_BYTES = 1 << 30  # of constants: each session holds a copy
+MOST_WORDS = 4096  # of the file, that random texts are made of
+SENTENCES, SEPARATORS = 24, (" ", ",", ";", "|", "-")  # of a batch on which the graph is tried
+
+
+@dataclass(frozen=True, slots=True)
+class TextInput:
+    """An input of text: `TextInput("review", 1)`."""
+
+    name: str
+    width: int  # texts of a row
+
+
+@dataclass(frozen=True, slots=True)
+class TextGraph:
+    """What ONNX Runtime computes of texts; `take_text_graph` makes it.
+
+    >>> counts = TensorSpec("counts", "float32", (-1, 9))
+    >>> TextGraph(b"onnx", (TextInput("review", 1),), (counts,), "Tokenizer", ("good", "bad")).operators
+    'Tokenizer'
+    """
+
+    model: bytes  # ONNX
+    inputs: tuple[TextInput, ...]
+    outputs: tuple[TensorSpec, ...]  # row by row
+    operators: str  # for people
+    words: tuple[str, ...]  # that they know
+
+
+def take_text_graph(
+    proto: onnx.ModelProto, path: Path, is_taken: Callable[[onnx.NodeProto], bool] | None = None
+) -> TextGraph | None:
+    """Put inputs of numbers in the place of operators on text, in place; None where there are none.
+
+    is_taken: whether a column may take a node; then those texts stay of which all operators may be taken. Every node
+    has a name. Raises ModelError for operators that ONNX Runtime does not run, or not row by row.
+    """
+    index = OnnxGraphIndex(proto, path)
+    texts = _Texts.find(proto, index)
+    names = [node.name for node in proto.graph.node if node.name in texts.nodes]
+    if is_taken is not None:
+        names = _not_taken(index, texts, is_taken)
+    if not names:
+        return None
+    chosen = set(names)
+    while True:
+        chosen |= {node.name for node in _numbers_before(index, chosen, texts)}
+        nodes = [node for node in proto.graph.node if node.name in chosen]
+        taken = _cut(proto, index, nodes)
+        # Integers may be indices, which nobody has checked: what reads them goes along.
+        integers = [spec.name for spec in taken.outputs if np.dtype(spec.dtype).kind in "iu"]
+        users = {user.name for name in integers for user in index.users(name)} - chosen
+        if not users:
+            return _replace(proto, nodes, taken)
+        chosen |= users
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """The tensors of text, and the nodes that read or make some."""
+
+    tensors: Set[str]
+    nodes: Set[str]
+
+    @classmethod
+    def find(cls, proto: onnx.ModelProto, index: OnnxGraphIndex) -> _Texts:
+        """Follows texts from the inputs on. Raises ModelError for an operator that ONNX Runtime does not load."""
+        inputs = {value.name for value in proto.graph.input if value.type.tensor_type.elem_type == TensorProto.STRING}
+        tables = {tensor.name for tensor in proto.graph.initializer if tensor.data_type == TensorProto.STRING}
+        tensors, region = inputs | tables, set[str]()
+        waiting = sorted(inputs)
+        while waiting:
+            found = {user.name for name in waiting for user in index.users(name)} - region
+            region |= found
+            nodes = [node for node in proto.graph.node if node.name in region]
+            made = [name for node in nodes if node.name in found for name in node.output if name]
+            kinds = _kinds(proto, index, nodes, made) if made else {}
+            waiting = sorted({name for name, kind in kinds.items() if kind == TEXT} - tensors)
+            tensors |= set(waiting)
+        return cls(tensors, region)
+
+
+def _kinds(
+    proto: onnx.ModelProto, index: OnnxGraphIndex, nodes: Sequence[onnx.NodeProto], wanted: Sequence[str]
+) -> dict[str, str]:
+    """ONNX Runtime's types of tensors that these nodes make."""
+    nodes = [*_constant_before(index, nodes), *nodes]
+    session = _session(_model(proto, index, nodes, [onnx.ValueInfoProto(name=name) for name in wanted]), index.path)
+    return {output.name: output.type for output in session.get_outputs()}
+
+
+def _not_taken(index: OnnxGraphIndex, texts: _Texts, is_taken: Callable[[onnx.NodeProto], bool]) -> list[str]:
+    """The nodes on texts that belong together where columns cannot take all of them."""
+    group: dict[str, str] = {name: name for name in texts.nodes}
+
+    def root(name: str) -> str:
+        while group[name] != name:
+            name = group[name]
+        return name
+
+    first: dict[str, str] = {}  # node of each tensor of text
+    for node in index.nodes:
+        if node.name in texts.nodes:
+            for name in (read_names(node) | set(node.output)) & texts.tensors - index.weights.keys():
+                group[root(first.setdefault(name, node.name))] = root(node.name)
+    bad = {root(node.name) for node in index.nodes if node.name in texts.nodes and not is_taken(node)}
+    return [name for name in texts.nodes if root(name) in bad]
+
+
+def _numbers_before(index: OnnxGraphIndex, names: Set[str], texts: _Texts) -> list[onnx.NodeProto]:
+    """All that these nodes depend on. Raises ModelError where that is an input of numbers."""
+    chosen = [node for node in index.nodes if node.name in names]
+    before = index.nodes_before(*(name for node in chosen for name in read_names(node)))
+    for node in (*before, *chosen):
+        for name in read_names(node):
+            if name in index.inputs and name not in index.weights and name not in texts.tensors:
+                raise index.error(
+                    node, f"what becomes of input {name!r} goes to operators on text; expected text alone"
+                )
+    return before
+
+
+def _constant_before(index: OnnxGraphIndex, nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """What else the nodes depend on."""
+    known = {node.name for node in nodes}
+    before = index.nodes_before(*(name for node in nodes for name in read_names(node)))
+    return [node for node in before if node.name not in known]
+
+
+def _cut(proto: onnx.ModelProto, index: OnnxGraphIndex, nodes: Sequence[onnx.NodeProto]) -> TextGraph:
+    """The nodes as a graph, tried on some texts."""
+    names = {node.name for node in nodes}
+    made = [name for node in nodes for name in node.output if name]
+    left = {name for node in index.nodes if node.name not in names for name in read_names(node)}
+    left |= {output.name for output in proto.graph.output}
+    model = _model(proto, index, nodes, [onnx.ValueInfoProto(name=name) for name in made if name in left])
+    session = _session(model, index.path)
+    words = tuple(dict.fromkeys(_words(proto, nodes)))[:MOST_WORDS]
+    inputs = []
+    for value in session.get_inputs():
+        dims = [dim if isinstance(dim, int) else -1 for dim in value.shape]
+        if not dims or dims[0] > 0 or any(dim < 1 for dim in dims[1:]):
+            raise ModelError(
+                f"{index.path}: input {value.name!r} of text has shape {value.shape}; expected a symbolic batch, and "
+                "sizes behind it"
+            )
+        inputs.append(TextInput(value.name, prod(dims[1:])))
+    outputs = _try(session, inputs, words, index.path)
+    operators = "+".join(dict.fromkeys(node.op_type for node in nodes))
+    return TextGraph(model.SerializeToString(deterministic=True), tuple(inputs), outputs, operators, words)
+
+
+def _model(
+    proto: onnx.ModelProto,
+    index: OnnxGraphIndex,
+    nodes: Sequence[onnx.NodeProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+) -> onnx.ModelProto:
+    read = {name for node in nodes for name in read_names(node)}
+    constants = [tensor for tensor in proto.graph.initializer if tensor.name in read]
+    if any(map(uses_external_data, constants)) or sum(tensor.ByteSize() for tensor in constants) > MOST_BYTES:
+        raise ModelError(
+            f"{index.path}: operators on text read a table that is too large; expected at most 1 GB, inside"
+        )
+    graph = helper.make_graph(
+        nodes,
+        "texts",
+        [value for value in proto.graph.input if value.name in read and value.name not in index.weights],
+        outputs,
+        initializer=constants,
+    )
+    name_known_locales(graph)
+    version, opsets = min(proto.ir_version, IR_VERSION), [copy(entry) for entry in proto.opset_import]
+    for entry in opsets:  # encoders that `text_encoders` has spelt have keys, which came with that version
+        entry.version = max(entry.version, KEYED_ENCODERS) if entry.domain == ENCODERS else entry.version
+    return helper.make_model(graph, opset_imports=opsets, functions=proto.functions, ir_version=version)
+
+
+def _session(model: onnx.ModelProto, path: Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime raises its own types
+        raise ModelError(f"{path}: operators on text: ONNX Runtime cannot load them: {error!s:.300}") from None
+
+
+def _words(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> Iterator[str]:
+    """The texts in the nodes' attributes and tables."""
+    read = {name for node in nodes for name in read_names(node)}
+    tables = [tensor for tensor in proto.graph.initializer if tensor.name in read]
+    for node in all_nodes(nodes):
+        for given in node.attribute:
+            tables += [given.t] if given.HasField("t") else []
+            for text in (*given.strings, given.s):
+                yield text.decode("utf-8", "replace")
+    for tensor in tables:
+        for text in tensor.string_data:
+            yield text.decode("utf-8", "replace")
+
+
+def _try(
+    session: ort.InferenceSession, inputs: Sequence[TextInput], known: Sequence[str], path: Path
+) -> tuple[TensorSpec, ...]:
+    """The outputs' types and shapes, from a batch of which some rows are computed by themselves as well."""
+    shapes = {value.name: value.shape[1:] for value in session.get_inputs()}
+    texts = [*_sentences(known), *known]
+    feeds: dict[str, NDArray[Any]] = {}
+    for number, text in enumerate(inputs):
+        values = [texts[(row + number) % len(texts)] for row in range(len(texts)) for _ in range(text.width)]
+        feeds[text.name] = np.array(values, object).reshape(len(texts), *shapes[text.name])
+    whole = _run(session, feeds, path)
+    rows = [_run(session, {name: value[i : i + 1] for name, value in feeds.items()}, path) for i in range(SENTENCES)]
+    found = []
+    for place, output in enumerate(session.get_outputs()):
+        where, together, alone = f"{path}: tensor {output.name!r}", whole[place], [row[place] for row in rows]
+        if output.type not in TYPES:
+            raise ModelError(f"{where}, computed of text, is {output.type}; expected numbers")
+        wrong = [part.shape for part in alone if part.shape != (1, *together.shape[1:])]
+        if wrong or together.shape[:1] != (len(texts),):
+            raise ModelError(
+                f"{where} has shape {list(together.shape)} for {len(texts)} rows of text, and "
+                f"{list(wrong[0] if wrong else alone[0].shape)} for one; expected as many numbers for each row"
+            )
+        if not np.array_equal(together[:SENTENCES], np.concatenate(alone), equal_nan=together.dtype.kind == "f"):
+            raise ModelError(f"{where} is another one for a row of text in a batch than for the row by itself")
+        found.append(TensorSpec(output.name, str(TYPES[output.type]), (-1, *together.shape[1:])))
+    return tuple(found)
+
+
+def _sentences(known: Sequence[str]) -> list[str]:
+    """Texts of up to seven words, which may be separators, between separators that are common."""
+    words = [*known, "a", "Text", "42"]
+    rows = [[words[(7 * row + 3 * place) % len(words)] for place in range(row % 8)] for row in range(SENTENCES)]
+    return [SEPARATORS[row % len(SEPARATORS)].join(parts) for row, parts in enumerate(rows)]
+
+
+def _run(session: ort.InferenceSession, feeds: Mapping[str, Any], path: Path) -> list[NDArray[Any]]:
+    try:
+        return list(session.run(None, dict(feeds)))
+    except Exception as error:  # ONNX Runtime raises its own types
+        raise ModelError(f"{path}: operators on text: ONNX Runtime does not run them: {error!s:.300}") from None
+
+
+def _replace(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], taken: TextGraph) -> TextGraph:
+    """Put inputs in the nodes' place. Returns the graph with the names of these: an output of the model is no input."""
+    graph, names = proto.graph, {node.name for node in nodes}
+    outputs, specs = {output.name for output in graph.output}, list[TensorSpec]()
+    left = [node for node in graph.node if node.name not in names]
+    for spec in taken.outputs:
+        name = f"{spec.name}/texts" if spec.name in outputs else spec.name
+        specs.append(TensorSpec(name, spec.dtype, spec.shape))
+        if name != spec.name:
+            left.insert(0, helper.make_node("Identity", [name], [spec.name], name))
+    used = {name for node in left for name in read_names(node)} | outputs
+    inputs = [value for value in graph.input if value.name in used or value.name not in {t.name for t in taken.inputs}]
+    for spec in specs:
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
+        inputs.append(helper.make_tensor_value_info(spec.name, kind, ["batch", *spec.shape[1:]]))
+    del graph.node[:], graph.input[:]
+    graph.node.extend(left)
+    graph.input.extend(inputs)
+    return replace(taken, outputs=tuple(specs))
