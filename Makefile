@@ -68,8 +68,11 @@ others := $(patsubst %,--ignore=%,tests/compiler $(veltair) $(faults) $(daemon) 
 pytest: $(VENV)/ready
 	$(MAKE) --no-print-directory --jobs=$(AT_ONCE) --keep-going --output-sync=target $(LANES:%=pytest-%)
 
+# Compiles leave the cores to daemons, whose loads leave them to queries: these would get a three-hundredth beside them.
+pytest-kernels pytest-compiler: OTHERS_FIRST := $(shell command -v chrt > /dev/null && echo chrt --idle 0)
+
 pytest-%: $(VENV)/ready
-	$(BIN)/pytest $(SWEEPS) $($*)
+	$(OTHERS_FIRST) $(BIN)/pytest $(SWEEPS) $($*)
 
 # The source distribution, a wheel built from it, and that wheel with the oldest manylinux tag that the C library allows;
 # installed into an empty environment and tried in an empty folder: compiled, simulated, its configuration checked.

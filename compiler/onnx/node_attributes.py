@@ -66,7 +66,7 @@ def paddings(
     dilations: tuple[int, ...],
 ) -> tuple[list[int], list[int]]:
     """Padding before and after each axis; the latter reaches as far as the outputs, which covers ceil_mode."""
-    auto = attribute(node, "auto_pad", b"NOTSET").decode()
+    auto = attribute(node, "auto_pad", b"NOTSET").decode("utf-8", "replace")
     before = list(attribute(node, "pads", [0] * 2 * len(shape)))[: len(shape)]
     need = [
         (o - 1) * s + (k - 1) * d + 1 - n for n, o, k, s, d in zip(shape, out, kernel, strides, dilations, strict=True)

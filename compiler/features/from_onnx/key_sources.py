@@ -131,9 +131,9 @@ def _read_case(node: onnx.NodeProto, graph: OnnxGraphIndex) -> TextPart:
     """What a StringNormalizer does to its texts."""
     if attribute(node, "stopwords", []):
         raise graph.error(node, "stopwords take rows out of the batch; expected none")
-    action = attribute(node, "case_change_action", b"NONE").decode()
+    action = attribute(node, "case_change_action", b"NONE").decode("utf-8", "replace")
     case: Literal["lower", "upper"] | None = {"LOWER": "lower", "UPPER": "upper"}.get(action)  # type: ignore[assignment]
-    locale = attribute(node, "locale", b"").decode() or "en_US"
+    locale = attribute(node, "locale", b"").decode("utf-8", "replace") or "en_US"
     if locale not in (*ASCII_LOCALES, *UNICODE_LOCALES):
         known = ", ".join((*ASCII_LOCALES, *UNICODE_LOCALES))
         raise graph.error(node, f"letters of locale {locale!r} are not known; expected one of {known}")

@@ -119,4 +119,4 @@ def _is_map(node: onnx.NodeProto) -> bool:
 
 def _labels(node: onnx.NodeProto) -> Labels:
     texts = attribute(node, "classlabels_strings", [])
-    return tuple(text.decode() for text in texts) or tuple(attribute(node, "classlabels_int64s", []))
+    return tuple(text.decode("utf-8", "replace") for text in texts) or tuple(attribute(node, "classlabels_int64s", []))

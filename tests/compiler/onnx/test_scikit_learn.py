@@ -64,6 +64,13 @@ def test_probabilities_by_label_are_a_matrix(tmp_path: Path, told: Told, key: in
     assert accuracy.max_rel_err < 1e-5
 
 
+def test_labels_that_are_no_text_are_columns_all_the_same(tmp_path: Path) -> None:
+    nodes = [node("Softmax", ["x"], ["p"], axis=1)]
+    nodes.append(node("ZipMap", ["p"], ["y"], domain=ML, classlabels_strings=[b"no", b"\xff", b"\xfe"]))
+    path = saved(tmp_path / "net.onnx", nodes, [port("x", FLOAT, ["n", 3])], [by_label(STRING)])
+    assert [(value.name, value.shape) for value in load_model(path, 4).outputs] == [("y", (-1, 3))]
+
+
 def test_a_list_of_tensors_is_an_output_for_each(tmp_path: Path, told: Told) -> None:
     """The probabilities of several targets."""
     nodes = [node("Softmax", ["x"], ["p"], axis=1), node("Relu", ["x"], ["z"])]
