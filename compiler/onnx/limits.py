@@ -92,7 +92,7 @@ def _most_bytes(held: int) -> int:
 
 
 @contextmanager
-def bounded_memory(held: int, path: Path) -> Iterator[None]:
+def bounded_memory(held: int, path: Path, what: str = "its constants") -> Iterator[None]:
     """Have the system refuse this process memory, meanwhile, beyond what a model with so many bytes may take.
 
     It holds for what no shape tells: sizes that are computed in a way that shape inference does not follow. Raises
@@ -106,7 +106,7 @@ def bounded_memory(held: int, path: Path) -> Iterator[None]:
     except (MemoryError, ModelError) as error:
         if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
             most = _most_bytes(held) >> 20
-            raise ModelError(f"{path}: its constants take more than {most} MB of memory once computed") from None
+            raise ModelError(f"{path}: {what} take more than {most} MB of memory once computed") from None
         raise
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

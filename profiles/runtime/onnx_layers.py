@@ -61,6 +61,8 @@ class OnnxLayer:
         self._sessions: dict[int, _Session] = {}  # by threads
 
     def prepare(self) -> None:
+        if self.session(1).reads_text:
+            return
         pinned = pinned_threads.current_threads()
         for threads in powers_of_two(len(pinned.usable) if pinned else 1):
             self.session(threads)
@@ -129,6 +131,11 @@ class _Session:
                 self._bindings.clear()
             binding = self._bindings[arguments] = self._bind(arguments)
         self._session.run_with_iobinding(binding)
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether it runs by `run_on_texts`, on one core: operators on text use no more."""
+        return bool(self._texts)
 
     def run_on_texts(self, texts: Sequence[Sequence[str]], arguments: tuple[Any, ...]) -> None:
         """As `run`, for a model that reads text alone, of which ONNX Runtime binds no memory: it gives tensors."""
@@ -210,7 +217,10 @@ def run(model: Any, length: int, values_decide: int, *arguments: Any) -> None:
     Raises RuntimeError, ONNX Runtime's, for values that it refuses or that lead to other shapes than the file states.
     """
     bound = tuple(map(_address, arguments))
-    _run(model, length, bound, lambda session: session.run(bound), values_decide=bool(values_decide))
+    pinned = pinned_threads.current_threads()
+    cores = pinned.cores if pinned else ()
+    with pinned.set_aside() if pinned and len(cores) > 1 else nullcontext():
+        _run(model, length, cores, bound, lambda session: session.run(bound), values_decide=bool(values_decide))
 
 
 def run_on_texts(model: Any, length: int, batch: int, count: int, *arguments: Any) -> None:
@@ -228,15 +238,17 @@ def run_on_texts(model: Any, length: int, batch: int, count: int, *arguments: An
         _read_texts(_address(ends), _address(content), batch, *places[at : at + TEXT_PLACE])
         for at in range(0, len(places), TEXT_PLACE)
     ]
-    _run(model, length, bound, lambda session: session.run_on_texts(texts, bound), values_decide=True)
+    pinned = pinned_threads.current_threads()
+    cores = pinned.cores[:1] if pinned else ()
+    _run(model, length, cores, bound, lambda session: session.run_on_texts(texts, bound), values_decide=True)
 
 
 def _read_texts(
     ends: int, content: int, batch: int, first_end: int, first_byte: int, width: int, room: int
 ) -> list[str]:
     """The texts of an input. One whose ends fall, or pass its room, is empty; bytes that are no UTF-8 are replaced."""
-    count, size = batch * width, batch * room
-    stops = (ctypes.c_int32 * count).from_address(ends + 4 * batch * first_end)
+    stops = (ctypes.c_int32 * (batch * width)).from_address(ends + 4 * batch * first_end)
+    size = min(max(stops[-1], 0), batch * room)
     data = ctypes.string_at(content + batch * first_byte, size)
     return [
         data[begin:end].decode("utf-8", "replace") if 0 <= begin <= end <= size else ""
@@ -245,22 +257,25 @@ def _read_texts(
 
 
 def _run(
-    model: Any, length: int, bound: tuple[int, ...], call: Callable[[_Session], None], *, values_decide: bool
+    model: Any,
+    length: int,
+    cores: CoreSet,
+    bound: tuple[int, ...],
+    call: Callable[[_Session], None],
+    *,
+    values_decide: bool,
 ) -> None:
-    """Runs a session of the model on the block's cores. `bound`: its tensors."""
+    """Has a session of the model called, whose threads run on these cores. `bound`: its tensors."""
     address = _address(model)
     digest = ctypes.string_at(address, DIGEST_BYTES)
     layer = _layers.get(digest)
     if layer is None:
         framed = np.frombuffer(ctypes.string_at(address, length), np.uint8)
         layer = _kept[digest] = hold_layer(framed)
-    pinned = pinned_threads.current_threads()
-    cores = pinned.cores if pinned else ()
     session = layer.session(len(cores))
     session.move_to(cores)
     try:
-        with pinned.set_aside() if pinned and len(cores) > 1 else nullcontext():
-            call(session)
+        call(session)
     except Exception:  # ONNX Runtime raises its own types
         if not (values_decide and _drawn.inputs):
             raise

@@ -68,7 +68,7 @@ def save(
         [helper.make_tensor_value_info("y", *output)],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
-    versions = {"": 17, "com.microsoft": 1, "ai.onnx.ml": 3}
+    versions = {"": 20, "com.microsoft": 1, "ai.onnx.ml": 3}
     opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
     return path

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from veltair.commands.timing.alternate_runs import run_alternately
+from veltair.commands.timing.alternate_runs import NotStartedError, run_alternately
 from veltair.commands.timing.engine_process import read_onnx_inputs
 from veltair.errors import ConfigError, ModelError
 from veltair.machine.environment import describe_environment
@@ -27,7 +27,8 @@ PEERS = {"ort": [("onnxruntime", "fp32")], "openvino": [("openvino", "fp32"), ("
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", type=Path, metavar="DIR")
     parser.add_argument("model", type=Path, metavar="MODEL.onnx")
-    parser.add_argument("--against", default="ort,openvino", help="engines, of ort and openvino (default: both)")
+    against = "engines, of ort and openvino (default: those of both that run the model)"
+    parser.add_argument("--against", help=against)
     parser.add_argument("--threads", default="1,2", help="thread counts (default: 1,2)")
     parser.add_argument("--batch", type=int, default=1, help="rows, for a model of dynamic batch (default: 1)")
     further = "a further artifact of the same model, of another precision; may be repeated"
@@ -42,7 +43,7 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     threads = _threads(args.threads)
-    engines = [name for name in args.against.split(",") if name]
+    engines = [name for name in (",".join(PEERS) if args.against is None else args.against).split(",") if name]
     for name in engines:
         if name not in PEERS:
             raise ConfigError(f"--against {name}: expected {' or '.join(PEERS)}")
@@ -63,21 +64,23 @@ def run(args: argparse.Namespace) -> int:
     known = {port.name for port in artifacts[0].manifest.inputs}
     # Inputs that the artifact makes from raw features.
     ready_made = [name for name in read_onnx_inputs(args.model) if name not in known]
-    rows = []
+    rows, left_out = list[dict[str, Any]](), dict[str, str]()
     for count in threads:  # one count after the other: large models would not fit into memory twice as often
         tasks = _tasks(artifacts, args.model, engines, count, args.batch)
-        processes = [(f"{task['engine']} on {count} threads", [*ENGINE_PROCESS, json.dumps(task)]) for task in tasks]
-        medians = run_alternately(processes, args.rounds, quiet=args.json)
+        medians = _time(tasks, args.rounds, left_out, quiet=args.json, all_of_them=args.against is not None)
         rows += [
             {**{key: task[key] for key in ("engine", "precision", "threads")}, "median_ms": round(median, 4)}
             for task, median in zip(tasks, medians, strict=True)
         ]
     if args.json:
         facts = {"model": artifacts[0].manifest.model, "batch": args.batch, "ready_made_for_peers": ready_made}
-        print(json.dumps(facts | {"rows": rows, "environment": dataclasses.asdict(describe_environment())}))
+        facts |= {"rows": rows, "left_out": left_out, "environment": dataclasses.asdict(describe_environment())}
+        print(json.dumps(facts))
     else:
         note = f"; peers are given {', '.join(ready_made)} ready made" if ready_made and engines else ""
         _show(artifacts[0].manifest.model + note, rows)
+        for why in left_out.values():
+            print(why)
     return 0
 
 
@@ -103,6 +106,26 @@ def _tasks(
         | {"threads": threads, "batch": batch, "model": str(model)}
         for engine, precision, artifact in (*ours, *peers)
     ]
+
+
+def _time(
+    tasks: list[dict[str, Any]], rounds: int, left_out: dict[str, str], *, quiet: bool, all_of_them: bool
+) -> list[float]:
+    """Milliseconds of each task. A peer that does not start is taken out of them, and told in `left_out`.
+
+    all_of_them: none is. Raises NotStartedError, VeltairError.
+    """
+    while True:
+        names = [f"{task['engine']} on {task['threads']} threads" for task in tasks]
+        commands = [[*ENGINE_PROCESS, json.dumps(task)] for task in tasks]
+        try:
+            return run_alternately(list(zip(names, commands, strict=True)), rounds, quiet)
+        except NotStartedError as error:
+            task = tasks[names.index(error.name)]
+            if all_of_them or task["engine"] == "veltair":
+                raise
+            left_out[error.name] = str(error)
+            tasks[:] = [other for other in tasks if other["engine"] != task["engine"]]
 
 
 def _show(title: str, rows: list[dict[str, Any]]) -> None:

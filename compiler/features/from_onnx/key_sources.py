@@ -15,6 +15,7 @@ from veltair.compiler.onnx.node_attributes import attribute
 from veltair.errors import ModelError
 
 CASES: dict[str, Literal["lower", "upper"]] = {"StringLower": "lower", "StringUpper": "upper"}  # TensorFlow's operators
+MOST_PARTS = 256  # of the text that an encoder reads
 ASCII_LOCALES, UNICODE_LOCALES = ("C", "POSIX"), ("en_US", "en_US.UTF-8", "C.UTF-8")
 
 
@@ -37,9 +38,9 @@ def find_key_source(node: onnx.NodeProto, graph: OnnxGraphIndex) -> KeySource:
     """The source of an encoder's keys. Raises ModelError for operators that are not known."""
     split = _find_split(node.input[0], graph)
     if split is None:
-        parts = _find_parts(node.input[0], node, TextPart(), graph)
+        parts = _find_parts(node.input[0], node, graph)
     else:
-        inner = _find_parts(split.input[0], node, TextPart(), graph)
+        inner = _find_parts(split.input[0], node, graph)
         if len(inner) > 1:
             raise graph.error(split, "splits what StringConcat makes; expected an input of the model")
         parts = inner
@@ -72,33 +73,45 @@ def _find_split(name: str, graph: OnnxGraphIndex) -> onnx.NodeProto | None:
     return node if node is not None and node.op_type == "StringSplit" and name == node.output[0] else None
 
 
-def _find_parts(name: str, user: onnx.NodeProto, part: TextPart, graph: OnnxGraphIndex) -> tuple[TextPart, ...]:
-    """The texts that one tensor of texts is made of, back to inputs and constants. `part`: the case they get behind."""
-    constant, node = graph.text(name), graph.producer.get(name)
-    if constant is not None:
-        if part.unicode and not constant.isascii():
-            raise graph.error(user, f"changes the case of {constant!r}; expected ASCII")
-        cased = constant.encode()  # bytes change ASCII letters alone
-        cased = cased.lower() if part.case == "lower" else cased.upper() if part.case == "upper" else cased
-        return (TextPart(text=cased.decode()),)
-    if node is not None and node.op_type in VIEWS:
-        return _find_parts(node.input[0], user, part, graph)
-    if node is not None and node.op_type == "StringConcat":
-        return tuple(found for given in node.input for found in _find_parts(given, node, part, graph))
-    if node is not None and node.op_type == "StringNormalizer":
-        inner = _read_case(node, graph)
-        if part.case is not None and inner.case is not None:
-            raise graph.error(node, "the case is changed twice")
-        return _find_parts(node.input[0], node, part if inner.case is None else inner, graph)
-    if node is not None:
-        expected = "StringSplit, StringConcat and StringNormalizer at most"
-        raise graph.error(node, f"stands before {user.op_type} {user.name!r}; expected {expected}")
-    if name not in graph.inputs:
-        raise graph.error(user, f"reads {name!r}, which is no input of the model")
-    if graph.rows(name) is None:
-        expected = "expected one value a row, with a symbolic batch"
-        raise ModelError(f"{graph.path}: input {name!r} has shape {graph.shape(name)}; {expected}")
-    return (msgspec.structs.replace(part, feature=name),)
+def _find_parts(name: str, user: onnx.NodeProto, graph: OnnxGraphIndex) -> tuple[TextPart, ...]:
+    """The texts that one tensor of texts is made of, in their order, back to inputs and constants."""
+    found, left = list[TextPart](), [(name, user, TextPart())]
+    while left:
+        name, user, part = left.pop()
+        if len(found) + len(left) >= MOST_PARTS:
+            raise graph.error(user, f"reads what more than {MOST_PARTS} texts are joined to")
+        constant, node = graph.text(name), graph.producer.get(name)
+        if constant is not None:
+            found.append(_constant_part(constant, user, part, graph))
+        elif node is not None and node.op_type in VIEWS:
+            left.append((node.input[0], user, part))
+        elif node is not None and node.op_type == "StringConcat":
+            left += [(given, node, part) for given in reversed(node.input)]
+        elif node is not None and node.op_type == "StringNormalizer":
+            inner = _read_case(node, graph)
+            if part.case is not None and inner.case is not None:
+                raise graph.error(node, "the case is changed twice")
+            left.append((node.input[0], node, part if inner.case is None else inner))
+        elif node is not None:
+            expected = "StringSplit, StringConcat and StringNormalizer at most"
+            raise graph.error(node, f"stands before {user.op_type} {user.name!r}; expected {expected}")
+        elif name not in graph.inputs:
+            raise graph.error(user, f"reads {name!r}, which is no input of the model")
+        elif graph.rows(name) is None:
+            expected = "expected one value a row, with a symbolic batch"
+            raise ModelError(f"{graph.path}: input {name!r} has shape {graph.shape(name)}; {expected}")
+        else:
+            found.append(msgspec.structs.replace(part, feature=name))
+    return tuple(found)
+
+
+def _constant_part(text: str, user: onnx.NodeProto, part: TextPart, graph: OnnxGraphIndex) -> TextPart:
+    """A constant in the case that it gets behind."""
+    if part.unicode and not text.isascii():
+        raise graph.error(user, f"changes the case of {text!r}; expected ASCII")
+    cased = text.encode()  # bytes change ASCII letters alone
+    cased = cased.lower() if part.case == "lower" else cased.upper() if part.case == "upper" else cased
+    return TextPart(text=cased.decode())
 
 
 class Cleaning(NamedTuple):

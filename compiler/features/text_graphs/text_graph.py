@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
-from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from onnx.external_data_helper import uses_external_data
 
 from veltair.compiler.features.from_onnx.known_locales import name_known_locales
-from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
+from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
+from veltair.compiler.features.text_graphs.text_trial import TextInput, try_texts
 from veltair.compiler.onnx.constants import all_nodes, read_names
+from veltair.compiler.onnx.limits import bounded_memory
 from veltair.errors import ModelError
-from veltair.profiles.runtime.onnx_layers import TEXT, TYPES
+from veltair.profiles.runtime.onnx_layers import TEXT
 from veltair.types import TensorSpec
 
 IR_VERSION = 10  # any that ONNX Runtime reads
 ENCODERS, KEYED_ENCODERS = "ai.onnx.ml", 2
 MOST_BYTES = 1 << 30  # of constants: each session holds a copy
+MOST_NODES = 4096  # that ONNX Runtime loads some times
+MOST_STEPS = 64  # of operators that are no views, one behind the other
 MOST_WORDS = 4096  # of the file, that random texts are made of
-SENTENCES, SEPARATORS = 24, (" ", ",", ";", "|", "-")  # of a batch on which the graph is tried
-
-
-@dataclass(frozen=True, slots=True)
-class TextInput:
-    """An input of text: `TextInput("review", 1)`."""
-
-    name: str
-    width: int  # texts of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +55,13 @@ def take_text_graph(
     is_taken: whether a column may take a node; then those texts stay of which all operators may be taken. Every node
     has a name. Raises ModelError for operators that ONNX Runtime does not run, or not row by row.
     """
-    index = OnnxGraphIndex(proto, path)
+    with bounded_memory(proto.ByteSize(), path, "its operators on text"):
+        return _take(proto, OnnxGraphIndex(proto, path), is_taken)
+
+
+def _take(
+    proto: onnx.ModelProto, index: OnnxGraphIndex, is_taken: Callable[[onnx.NodeProto], bool] | None
+) -> TextGraph | None:
     texts = _Texts.find(proto, index)
     names = [node.name for node in proto.graph.node if node.name in texts.nodes]
     if is_taken is not None:
@@ -92,25 +91,28 @@ class _Texts:
     @classmethod
     def find(cls, proto: onnx.ModelProto, index: OnnxGraphIndex) -> _Texts:
         """Follows texts from the inputs on. Raises ModelError for an operator that ONNX Runtime does not load."""
-        inputs = {value.name for value in proto.graph.input if value.type.tensor_type.elem_type == TensorProto.STRING}
-        tables = {tensor.name for tensor in proto.graph.initializer if tensor.data_type == TensorProto.STRING}
-        tensors, region = inputs | tables, set[str]()
-        waiting = sorted(inputs)
+        inputs = [value.name for value in proto.graph.input if value.type.tensor_type.elem_type == TensorProto.STRING]
+        tables = [tensor.name for tensor in proto.graph.initializer if tensor.data_type == TensorProto.STRING]
+        tensors, region, waiting, asked = {*inputs, *tables}, set[str](), inputs, 0
         while waiting:
-            found = {user.name for name in waiting for user in index.users(name)} - region
-            region |= found
-            nodes = [node for node in proto.graph.node if node.name in region]
-            made = [name for node in nodes if node.name in found for name in node.output if name]
-            kinds = _kinds(proto, index, nodes, made) if made else {}
-            waiting = sorted({name for name, kind in kinds.items() if kind == TEXT} - tensors)
-            tensors |= set(waiting)
+            users = {node.name: node for name in waiting for node in index.users(name) if node.name not in region}
+            region |= users.keys()
+            if len(region) > MOST_NODES:
+                raise ModelError(f"{index.path}: more than {MOST_NODES} operators on text")
+            waiting = [node.output[0] for node in users.values() if node.op_type in VIEWS]
+            made = [name for node in users.values() if node.op_type not in VIEWS for name in node.output if name]
+            if made:
+                asked += 1
+                if asked > MOST_STEPS:
+                    raise ModelError(f"{index.path}: more than {MOST_STEPS} operators on text follow each other")
+                waiting += [name for name, kind in _kinds(proto, index, region, made).items() if kind == TEXT]
+            tensors.update(waiting)
         return cls(tensors, region)
 
 
-def _kinds(
-    proto: onnx.ModelProto, index: OnnxGraphIndex, nodes: Sequence[onnx.NodeProto], wanted: Sequence[str]
-) -> dict[str, str]:
-    """ONNX Runtime's types of tensors that these nodes make."""
+def _kinds(proto: onnx.ModelProto, index: OnnxGraphIndex, names: Set[str], wanted: Sequence[str]) -> dict[str, str]:
+    """ONNX Runtime's types of tensors that nodes of these names make."""
+    nodes = [node for node in proto.graph.node if node.name in names]
     nodes = [*_constant_before(index, nodes), *nodes]
     session = _session(_model(proto, index, nodes, [onnx.ValueInfoProto(name=name) for name in wanted]), index.path)
     return {output.name: output.type for output in session.get_outputs()}
@@ -172,7 +174,7 @@ def _cut(proto: onnx.ModelProto, index: OnnxGraphIndex, nodes: Sequence[onnx.Nod
                 "sizes behind it"
             )
         inputs.append(TextInput(value.name, prod(dims[1:])))
-    outputs = _try(session, inputs, words, index.path)
+    outputs = try_texts(session, inputs, words, index.path)
     operators = "+".join(dict.fromkeys(node.op_type for node in nodes))
     return TextGraph(model.SerializeToString(deterministic=True), tuple(inputs), outputs, operators, words)
 
@@ -224,49 +226,6 @@ def _words(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> Iterator[
     for tensor in tables:
         for text in tensor.string_data:
             yield text.decode("utf-8", "replace")
-
-
-def _try(
-    session: ort.InferenceSession, inputs: Sequence[TextInput], known: Sequence[str], path: Path
-) -> tuple[TensorSpec, ...]:
-    """The outputs' types and shapes, from a batch of which some rows are computed by themselves as well."""
-    shapes = {value.name: value.shape[1:] for value in session.get_inputs()}
-    texts = [*_sentences(known), *known]
-    feeds: dict[str, NDArray[Any]] = {}
-    for number, text in enumerate(inputs):
-        values = [texts[(row + number) % len(texts)] for row in range(len(texts)) for _ in range(text.width)]
-        feeds[text.name] = np.array(values, object).reshape(len(texts), *shapes[text.name])
-    whole = _run(session, feeds, path)
-    rows = [_run(session, {name: value[i : i + 1] for name, value in feeds.items()}, path) for i in range(SENTENCES)]
-    found = []
-    for place, output in enumerate(session.get_outputs()):
-        where, together, alone = f"{path}: tensor {output.name!r}", whole[place], [row[place] for row in rows]
-        if output.type not in TYPES:
-            raise ModelError(f"{where}, computed of text, is {output.type}; expected numbers")
-        wrong = [part.shape for part in alone if part.shape != (1, *together.shape[1:])]
-        if wrong or together.shape[:1] != (len(texts),):
-            raise ModelError(
-                f"{where} has shape {list(together.shape)} for {len(texts)} rows of text, and "
-                f"{list(wrong[0] if wrong else alone[0].shape)} for one; expected as many numbers for each row"
-            )
-        if not np.array_equal(together[:SENTENCES], np.concatenate(alone), equal_nan=together.dtype.kind == "f"):
-            raise ModelError(f"{where} is another one for a row of text in a batch than for the row by itself")
-        found.append(TensorSpec(output.name, str(TYPES[output.type]), (-1, *together.shape[1:])))
-    return tuple(found)
-
-
-def _sentences(known: Sequence[str]) -> list[str]:
-    """Texts of up to seven words, which may be separators, between separators that are common."""
-    words = [*known, "a", "Text", "42"]
-    rows = [[words[(7 * row + 3 * place) % len(words)] for place in range(row % 8)] for row in range(SENTENCES)]
-    return [SEPARATORS[row % len(SEPARATORS)].join(parts) for row, parts in enumerate(rows)]
-
-
-def _run(session: ort.InferenceSession, feeds: Mapping[str, Any], path: Path) -> list[NDArray[Any]]:
-    try:
-        return list(session.run(None, dict(feeds)))
-    except Exception as error:  # ONNX Runtime raises its own types
-        raise ModelError(f"{path}: operators on text: ONNX Runtime does not run them: {error!s:.300}") from None
 
 
 def _replace(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], taken: TextGraph) -> TextGraph:

@@ -174,6 +174,30 @@ def test_what_cannot_run_in_front_is_refused(tmp_path: Path, what: str) -> None:
         load_model(path)
 
 
+@pytest.mark.parametrize(
+    ("operators", "ends", "says"),
+    [
+        (["Identity"] * 20_000, "counts", "more than 4096 operators on text"),
+        (["StringNormalizer"] * 1000, "counts", "more than 64 operators on text follow each other"),
+        (["StringConcat"] * 40, "counts", "its operators on text take more than 1024 MB of memory"),
+        (["StringConcat"] * 40, "keys", "reads what more than 256 texts are joined to"),
+    ],
+    ids=lambda given: f"{len(given)} {given[0]}" if isinstance(given, list) else "",
+)
+def test_chains_end_in_bounded_time_and_memory(tmp_path: Path, operators: list[str], ends: str, says: str) -> None:
+    """Twenty thousand operators, and texts that double in length forty times."""
+    nodes = [
+        node(op, [f"t{i}" if i else "text"] * (1 + (op == "StringConcat")), [f"t{i + 1}"], name=f"n{i}")
+        for i, op in enumerate(operators)
+    ]
+    last, encoder = nodes[-1].output[0], {"domain": "ai.onnx.ml", "keys_strings": ["a", "b"], "values_int64s": [0, 1]}
+    lookup = [node("LabelEncoder", [last], ["id"], **encoder), node("Gather", ["rows", "id"], ["y"])]
+    nodes += counting(last, "y") if ends == "counts" else lookup
+    path = save(tmp_path / "m.onnx", nodes, {"text": (STRING, ["B"])}, (FLOAT, ["B", 6 if ends == "counts" else 2]))
+    with pytest.raises(ModelError, match=says):
+        load_model(path)
+
+
 def test_without_fallback_the_column_is_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no column begins at its strings; text goes through"):
         load_model(reviews(tmp_path / "m.onnx"), fallback=False)

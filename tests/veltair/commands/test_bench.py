@@ -53,6 +53,23 @@ def test_every_engine_is_timed_on_every_thread_count(compiled: tuple[Path, Path]
     assert facts["model"] == "one" and facts["environment"]["cores"] >= 1
 
 
+def test_an_engine_that_cannot_run_the_model_is_left_out_unless_it_was_asked_for(tmp_path: Path) -> None:
+    scaler = helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[1.0] * 8, scale=[2.0] * 8)
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 8]) for name in "xy"]
+    graph = helper.make_graph([scaler], "net", ports[:1], ports[1:])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), model)
+    assert main(["compile", str(model), "--out", str(tmp_path / "net"), "--precision", "fp32", "--trials", "0"]) == 0
+    done = run("bench", tmp_path / "net", model, "--threads", 1, "--rounds", 1, "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert [row["engine"] for row in facts["rows"]] == ["veltair", "onnxruntime"]
+    assert "openvino on 1 threads did not start: " in facts["left_out"]["openvino on 1 threads"]
+    done = run("bench", tmp_path / "net", model, "--threads", 1, "--rounds", 1, "--against", "openvino")
+    assert done.returncode == 1 and "openvino on 1 threads did not start: " in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

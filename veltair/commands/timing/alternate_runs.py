@@ -13,6 +13,18 @@ from rich.progress import Progress, TimeRemainingColumn
 from veltair.errors import VeltairError
 
 
+class NotStartedError(VeltairError):
+    """A process that was to be timed did not start.
+
+    >>> NotStartedError("openvino on 1 threads", "no memory").name
+    'openvino on 1 threads'
+    """
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name} did not start: {why}")
+        self.name = name
+
+
 def run_alternately(processes: Sequence[tuple[str, Sequence[str]]], rounds: int, quiet: bool) -> list[float]:
     """Milliseconds of each process: the median over rounds of the medians of its turns.
 
@@ -22,7 +34,7 @@ def run_alternately(processes: Sequence[tuple[str, Sequence[str]]], rounds: int,
         rounds: turns of each process.
         quiet: no progress bar.
 
-    Raises VeltairError when a process does not start or dies.
+    Raises NotStartedError where a process does not start, VeltairError where it dies.
     """
     times: list[list[float]] = [[] for _ in processes]
     progress = Progress(*Progress.get_default_columns()[:-1], TimeRemainingColumn(), disable=quiet)
@@ -49,7 +61,7 @@ def _start(name: str, command: Sequence[str]) -> Iterator[subprocess.Popen[str]]
                 process.wait()
                 errors.seek(0)
                 last = (errors.read().strip().splitlines() or ["no message"])[-1]
-                raise VeltairError(f"{name} did not start: {last}")
+                raise NotStartedError(name, last)
             yield process
         finally:
             process.kill()

@@ -22,6 +22,7 @@ MOVES = (
     *("Gather", "GatherND", "GatherElements", "Compress"),
 )  # operators that move values of their first input, and look at none
 EQUAL = ("Equal", "StringEqual")
+MOST_FORMS = 64  # of a text, one behind the other
 KINDS: dict[int, Literal["int", "float", "string"]] = {
     TensorProto.STRING: "string",
     TensorProto.INT64: "int",
@@ -60,9 +61,11 @@ class UseReader:
             other.refused = use.refused
         return use
 
-    def _follow(self, use: FeatureUse) -> None:
-        """Looks at all that reads the values of `use`."""
+    def _follow(self, use: FeatureUse, forms: int = 0) -> None:
+        """Looks at all that reads the values of `use`, the text in its original form or behind so many others."""
         name, left = use.feature, list(use.values)
+        if forms > MOST_FORMS:
+            use.refused = f"input {name!r} changes its form more than {MOST_FORMS} times"
         while left and not use.refused:
             value = left.pop()
             if self._graph.is_output(value):
@@ -72,7 +75,7 @@ class UseReader:
                     continue  # it takes the values as they are
                 if use.kind == "string" and (other := self._changed(node, value, use)) is not None:
                     use.cleaned.append(other)
-                    self._follow(other)
+                    self._follow(other, forms + 1)
                 elif self.moves(node, value) or self.is_text_of(node, use):
                     use.readers.add(node.name)
                     if node.output[0] not in use.values:
