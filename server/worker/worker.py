@@ -31,7 +31,7 @@ from veltair.server.ipc.messages import (
     UnloadModel,
 )
 from veltair.server.ipc.open_artifacts import as_passed
-from veltair.server.ipc.process_setup import die_with_parent, logs_json
+from veltair.server.ipc.process_setup import die_with_parent
 from veltair.server.ipc.standing_orders import StandingOrders
 from veltair.server.ipc.worker_cell import ATTEND, WorkerCell
 from veltair.server.worker.lent_worker import LentWorker
@@ -245,8 +245,7 @@ def run(engine: int, sock: socket.socket) -> int:
     lanes and artifacts. Returns the exit code."""
     channel: Channel[ToWorker] = Channel(sock, ToWorker)
     log_promptly()
-    if logs_json():
-        signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # TVM's handler writes lines that are no JSON
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # TVM's handler takes half a second to print a stack
     try:
         passed = channel.receive_passed()
         die_with_parent(engine)  # by now the engine knows this process as its child
