@@ -19,7 +19,14 @@ from veltair.compiler.features.from_onnx.bucketize_pattern import find_bucketize
 from veltair.compiler.features.from_onnx.classes.class_columns import ClassColumns
 from veltair.compiler.features.from_onnx.classes.class_graph import ClassGraph
 from veltair.compiler.features.from_onnx.classes.value_classes import ValueClasses
-from veltair.compiler.features.from_onnx.column_reader import TEXTUAL, WAYS, ColumnReader, is_textual, text_room
+from veltair.compiler.features.from_onnx.column_reader import (
+    MOST_TEXT_BYTES,
+    TEXTUAL,
+    WAYS,
+    ColumnReader,
+    is_textual,
+    text_room,
+)
 from veltair.compiler.features.from_onnx.graph_rewriter import ColumnTensor, GraphRewriter, infer_element_types
 from veltair.compiler.features.from_onnx.hash_buckets import CONTRIB, is_hash
 from veltair.compiler.features.from_onnx.id_operators import NUMERIC
@@ -116,13 +123,13 @@ def _with_texts(
     found: ExtractedColumns | None, texts: TextGraph, proto: onnx.ModelProto, path: Path
 ) -> ExtractedColumns:
     """The columns, if there are some, and the features of a text graph."""
+    _drop_tables_of_text(proto.graph)
     empty = FeatureDescription(features=(), columns=(), inputs=(), path=path)
     columns = found or ExtractedColumns(empty, {})
     room = text_room({entry.key: entry.value for entry in proto.metadata_props}, path, DOCUMENT_BYTES)
+    rooms = {text: min(room * text.width, MOST_TEXT_BYTES) for text in texts.inputs}
     features = [
-        Feature(
-            name=text.name, kind="string", missing=False, empty="keep", width=text.width, max_bytes=room * text.width
-        )
+        Feature(name=text.name, kind="string", missing=False, empty="keep", width=text.width, max_bytes=rooms[text])
         for text in texts.inputs
     ]
     description = msgspec.structs.replace(
@@ -191,13 +198,18 @@ def _extract(proto: onnx.ModelProto, path: Path, classes: Mapping[str, ValueClas
         reader.add_classes(name, classes[name])
         joined = (*joined, ColumnInput(name=name, columns=(name,)))
     _check_taken(proto, path, reader)
-    numbers = [tensor for tensor in proto.graph.initializer if tensor.data_type != TensorProto.STRING]
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(numbers)
+    _drop_tables_of_text(proto.graph)
     named = tuple(FeatureTable(name=name, rows=len(rows), dim=rows.shape[1]) for name, rows in reader.tables.items())
     features, columns = tuple(reader.features.values()), tuple(reader.columns.values())
     description = FeatureDescription(features=features, columns=columns, inputs=joined, tables=named, path=path)
     return ExtractedColumns(description, reader.tables)
+
+
+def _drop_tables_of_text(graph: onnx.GraphProto) -> None:
+    numbers = [tensor for tensor in graph.initializer if tensor.data_type != TensorProto.STRING]
+    if len(numbers) < len(graph.initializer):
+        del graph.initializer[:]
+        graph.initializer.extend(numbers)
 
 
 def _check_taken(proto: onnx.ModelProto, path: Path, reader: ColumnReader) -> None:

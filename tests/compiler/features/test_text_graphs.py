@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 from text_nets import FLOAT, LETTERS, ROWS, STRING, WEIGHTS, WORDS, count_words, counting, node, reviews, save
 
 import veltair
@@ -108,6 +109,26 @@ def test_two_texts_and_counts_that_are_the_output(tmp_path: Path) -> None:
     path = save(tmp_path / "counts.onnx", counting("text", "y"), TEXTS, (FLOAT, ["B", 6]))
     with veltair.load(compiled(path, tmp_path / "counts")) as model:
         np.testing.assert_array_equal(model({"text": texts("Good")})["y"], [count_words("Good")])
+
+
+def test_texts_of_the_file_go_along(tmp_path: Path) -> None:
+    """A text with a constant behind it, and its comparison with a table."""
+    nodes = [
+        node("StringConcat", ["text", "tail"], ["longer"]),
+        *counting("longer", "counts"),
+        node("Equal", ["text", "names"], ["same"]),
+        node("Cast", ["same"], ["flags"], to=FLOAT),
+        node("Concat", ["counts", "flags"], ["y"], axis=1),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, TEXTS, (FLOAT, ["B", 9]))
+    model = onnx.load(path)
+    tables = {"tail": texts(" good"), "names": texts("good", "bad", "é").T}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in tables.items())
+    onnx.save(model, path)
+    with veltair.load(compiled(path, tmp_path / "m")) as run:
+        found = run({"text": texts("very", "é", "good")})["y"]
+    expected = [[*count_words(f"{text} good"), text == "good", 0, text == "é"] for text in ("very", "é", "good")]
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_integers_stay_where_their_range_is_checked(tmp_path: Path) -> None:
