@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from veltair.errors import DataError
 from veltair.profiles.array_file import read_arrays
 
+TEXT = "text"  # the type of inputs of strings
 SampleSource: TypeAlias = str | Path | Mapping[str, ArrayLike]
 
 
@@ -67,7 +68,8 @@ def model_inputs(graph: onnx.GraphProto) -> tuple[ModelInput, ...]:
     for value in graph.input:
         if value.name not in constants:
             kind = value.type.tensor_type
-            dtype = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)))
+            text = kind.elem_type == onnx.TensorProto.STRING
+            dtype = TEXT if text else str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)))
             found.append(ModelInput(value.name, dtype, tuple(dim.dim_value for dim in kind.shape.dim)))
     return tuple(found)
 
@@ -89,11 +91,14 @@ def read_samples(source: SampleSource, inputs: Sequence[ModelInput]) -> Samples:
     runs: dict[str, int] = {}
     for each in inputs:
         array, place = arrays[each.name], f"{where}: array {each.name!r}"
+        if each.dtype == TEXT and array.dtype.kind in "USO":
+            array = arrays[each.name] = _as_texts(array, place)
         fits = array.ndim == len(each.shape) > 0 and all(
             want in (0, found) for want, found in zip(each.shape[1:], array.shape[1:], strict=True)
         )
-        if array.dtype != each.dtype or not fits:
-            raise DataError(f"{place}: expected {each}, found {array.dtype} of shape {array.shape}")
+        if array.dtype != (object if each.dtype == TEXT else each.dtype) or not fits:
+            kind = TEXT if array.dtype == object else array.dtype
+            raise DataError(f"{place}: expected {each}, found {kind} of shape {array.shape}")
         if len(array) == 0 or array.size == 0:
             raise DataError(f"{place}: expected at least one sample, found shape {array.shape}")
         if len(array) % each.rows:
@@ -107,3 +112,14 @@ def read_samples(source: SampleSource, inputs: Sequence[ModelInput]) -> Samples:
         counts = ", ".join(f"{name!r} {count}" for name, count in runs.items())
         raise DataError(f"{where}: expected as many samples of every input, found {counts}")
     return Samples(tuple(inputs), arrays, next(iter(runs.values()), 0))
+
+
+def _as_texts(array: NDArray[Any], place: str) -> NDArray[Any]:
+    """The strings of an array as ONNX Runtime takes them. Raises DataError for what is none."""
+    values = array.reshape(-1).tolist()
+    if wrong := next((value for value in values if not isinstance(value, str | bytes)), None):
+        raise DataError(f"{place}: expected texts, found {wrong!r:.40}")
+    texts = [value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in values]
+    found = np.empty(len(texts), object)
+    found[:] = texts
+    return found.reshape(array.shape)

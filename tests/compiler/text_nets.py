@@ -74,7 +74,7 @@ def save(
     return path
 
 
-def reviews(path: Path) -> Path:
+def reviews(path: Path, locale: str = "en_US") -> Path:
     """Scores (B, 3) of a text: its counts times WEIGHTS."""
-    nodes = [*counting("text", "counts"), node("MatMul", ["counts", "weights"], ["y"])]
+    nodes = [*counting("text", "counts", locale), node("MatMul", ["counts", "weights"], ["y"])]
     return save(path, nodes, {"text": (STRING, ["B", 1])}, (FLOAT, ["B", 3]))

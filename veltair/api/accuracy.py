@@ -84,13 +84,18 @@ def measure_accuracy(artifact: Artifact | str | Path, model: str | Path, samples
                 expected = answers.run(manifest.outputs, feed)
             except Exception as error:
                 raise ModelError(f"{path}: ONNX Runtime cannot run it on the samples: {error}") from None
-            found = ours(feed)
+            found = ours({name: _as_rows(array) for name, array in feed.items()})
             for port, wanted in zip(manifest.outputs, expected, strict=True):
                 value = numbers_of(port.labels, found[port.name]) if port.labels else found[port.name]
                 if value.shape != wanted.shape:
                     raise ModelError(f"output {port.name!r}: shape {value.shape}, expected {wanted.shape} of {path}")
                 sums[port.name].add(value.astype(np.float64), wanted.astype(np.float64))
         return [each.accuracy(name, given.runs) for name, each in sums.items()]
+
+
+def _as_rows(array: NDArray[Any]) -> NDArray[Any]:
+    """The array; one text for each row has shape (batch,) in some files, and (batch, 1) in an artifact."""
+    return array[:, None] if array.dtype == object and array.ndim == 1 else array
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from text_nets import FLOAT, LETTERS, ROWS, STRING, WEIGHTS, WORDS, count_words,
 import veltair
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.verify import verify
-from veltair.errors import ModelError, RequestError
+from veltair.errors import DataError, ModelError, RequestError
 from veltair.profiles.artifact.manifest import ONNX_LAYER
 
 BATCH = 4
@@ -109,6 +109,22 @@ def test_two_texts_and_counts_that_are_the_output(tmp_path: Path) -> None:
     path = save(tmp_path / "counts.onnx", counting("text", "y"), TEXTS, (FLOAT, ["B", 6]))
     with veltair.load(compiled(path, tmp_path / "counts")) as model:
         np.testing.assert_array_equal(model({"text": texts("Good")})["y"], [count_words("Good")])
+
+
+def test_accuracy_on_samples_of_text(tmp_path: Path) -> None:
+    path, values = reviews(tmp_path / "m.onnx", "C.UTF-8"), np.array(["Very good", "", "größe"])
+    artifact = compiled(path, tmp_path / "m")
+    np.savez(tmp_path / "samples.npz", text=values[:, None])
+    for samples in (tmp_path / "samples.npz", {"text": values.astype("O")[:, None]}, {"text": texts(b"good", "bad")}):
+        (accuracy,) = veltair.measure_accuracy(artifact, path, samples)
+        assert accuracy.ok and accuracy.max_rel_err < 1e-5
+    for wrong, says in (
+        (values, r"expected text of shape \(samples, 1\), found text of shape \(3,\)"),
+        (np.zeros((2, 1), np.float32), r"expected text of shape \(samples, 1\), found float32"),
+        (np.array([[1], ["good"]], object), "expected texts, found 1"),
+    ):
+        with pytest.raises(DataError, match=says):
+            veltair.measure_accuracy(artifact, path, {"text": wrong})
 
 
 def test_texts_of_the_file_go_along(tmp_path: Path) -> None:
