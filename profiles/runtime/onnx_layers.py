@@ -247,12 +247,12 @@ def _read_texts(
     ends: int, content: int, batch: int, first_end: int, first_byte: int, width: int, room: int
 ) -> list[str]:
     """The texts of an input. One whose ends fall, or pass its room, is empty; bytes that are no UTF-8 are replaced."""
-    stops = (ctypes.c_int32 * (batch * width)).from_address(ends + 4 * batch * first_end)
+    stops = memoryview(ctypes.string_at(ends + 4 * batch * first_end, 4 * batch * width)).cast("i").tolist()
     size = min(max(stops[-1], 0), batch * room)
     data = ctypes.string_at(content + batch * first_byte, size)
     return [
         data[begin:end].decode("utf-8", "replace") if 0 <= begin <= end <= size else ""
-        for begin, end in pairwise((0, *stops))
+        for begin, end in pairwise([0, *stops])
     ]
 
 
