@@ -234,7 +234,10 @@ class WorkerSupervisor:
     def close(self) -> None:
         """End all workers at once, which hold nothing that outlives a query, and what they are made by."""
         self._forks.close()
-        for worker in self.all:
+        workers = self.all
+        for worker in workers:  # they end side by side: one that stood back needs a core for that
+            worker.kill()
+        for worker in workers:
             worker.close()
         self.workers.clear()
         self._idle.clear()

@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from threading import Thread
 
 from veltair.server.ipc.logs.json_lines import LOG_FORMAT, JsonLines
@@ -49,6 +50,16 @@ def kill_and_reap(process: subprocess.Popen[bytes]) -> Thread:
     reaper = Thread(target=process.wait, name=f"reap {process.pid}", daemon=True)
     reaper.start()
     return reaper
+
+
+@contextmanager
+def log_failure(what: str) -> Iterator[None]:
+    """Log an exception as it leaves the block: what cleans up behind it may take long, and be killed meanwhile."""
+    try:
+        yield
+    except Exception:
+        logging.getLogger("veltair").exception(what)
+        raise
 
 
 def log_to_stderr(log_format: str | None = None) -> None:

@@ -20,6 +20,7 @@ from veltair.errors import ArtifactError, ConfigError, OverloadedError, QueryErr
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.server.front.engine_client import EngineClient
 from veltair.server.front.query_result import QueryResult
+from veltair.server.ipc.messages import ConfigureEngine
 
 pytestmark = pytest.mark.slow
 
@@ -116,6 +117,25 @@ def test_the_client_runs_on_uvloop_too(artifacts: Path) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(scenario())
+
+
+def test_an_engine_that_fails_says_of_what_and_comes_back(artifacts: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async def scenario() -> None:
+        async with serving(serve_config(artifacts, "mlp")) as client:
+            engine = client._engine
+            assert engine is not None
+            engine.send(ConfigureEngine.of(client.config.server))  # as no front does
+            assert await engine.exited == 1
+
+            async def back() -> bool:
+                return client.ready
+
+            await until("an engine again", back)
+            assert right(await client.infer("mlp", {"x": X}))
+
+    asyncio.run(scenario())
+    told = capfd.readouterr().err
+    assert "ERROR veltair: the engine fails" in told and "InvariantError: the engine is configured once" in told
 
 
 def test_a_killed_engine_fails_its_queries_takes_its_workers_along_and_comes_back(artifacts: Path) -> None:
