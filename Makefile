@@ -54,10 +54,10 @@ doctest: $(VENV)/ready
 	$(BIN)/pytest --quiet --doctest-modules $(NOT_INSTALLED:%=--ignore=%) \
 		veltair compiler profiles scenarios scheduler server loadgen
 
-# Lanes of a few minutes, the longest first. Two more at once than there are cores: what starts daemons mostly waits, the
+# Lanes of a few minutes, the longest first. One more at once than there are cores: what starts daemons mostly waits, the
 # other tests keep a core busy. Each prints its output as it ends.
 LANES := kernels veltair compiler faults daemon engine others
-AT_ONCE := $(shell expr $$(nproc) + 2)
+AT_ONCE := $(shell expr $$(nproc) + 1)
 kernels := $(addprefix tests/compiler/,kernels patterns quantisation)
 compiler := tests/compiler $(kernels:%=--ignore=%)
 veltair := tests/veltair
