@@ -43,12 +43,12 @@ def draw_features(
         is_read = read is None or feature.name in read
         if feature.is_text:
             empty = batch * (feature.width if feature.kind == "string" else 1)
-            if feature.name in description.texts:
+            if not is_read:
+                found[feature.name] = Strings.from_values([b""] * empty)
+            elif feature.name in description.texts:
                 found[feature.name] = _draw_sentences(feature, description.texts[feature.name], batch, rng)
             else:
-                found[feature.name] = (
-                    _draw_texts(feature, columns, batch, rng) if is_read else Strings.from_values([b""] * empty)
-                )
+                found[feature.name] = _draw_texts(feature, columns, batch, rng)
         elif feature.kind == "int":
             found[feature.name] = _draw_ints(feature, columns, shape, rng) if is_read else np.zeros(shape, np.int64)
         else:

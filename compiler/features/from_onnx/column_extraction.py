@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,18 +12,18 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from veltair.compiler.features.feature_description import ColumnInput, Feature, FeatureDescription
+from veltair.compiler.features.feature_description import ColumnInput, FeatureDescription
 from veltair.compiler.features.feature_tables import FeatureTable
 from veltair.compiler.features.from_onnx.bucketize_pattern import find_bucketize
 from veltair.compiler.features.from_onnx.classes.class_columns import ClassColumns
 from veltair.compiler.features.from_onnx.classes.class_graph import ClassGraph
 from veltair.compiler.features.from_onnx.classes.value_classes import ValueClasses
 from veltair.compiler.features.from_onnx.column_reader import (
-    MOST_TEXT_BYTES,
     TEXTUAL,
     WAYS,
     ColumnReader,
     is_textual,
+    raw_feature,
     text_room,
 )
 from veltair.compiler.features.from_onnx.graph_rewriter import ColumnTensor, GraphRewriter, infer_element_types
@@ -71,6 +70,7 @@ def extract_columns(proto: onnx.ModelProto, path: Path, *, fallback: bool = True
     if not foreign and not find_bucketize(index, NUMERIC):
         return None
     batch = open_batch(proto)
+    drop_proved_steps(proto.graph)
     found = _read_some(proto, path) if fallback else _read_columns(proto, path)
     if found is None or batch is None:
         return found
@@ -99,7 +99,7 @@ def _read_some(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | None:
 
 @dataclass(frozen=True, slots=True)
 class _Structure:
-    """A graph but for its constants, as it was."""
+    """A graph but for its constants, as it was. Whoever changes it replaces nodes, and changes none in place."""
 
     nodes: Sequence[onnx.NodeProto]
     inputs: Sequence[onnx.ValueInfoProto]
@@ -107,7 +107,7 @@ class _Structure:
 
     @classmethod
     def of(cls, graph: onnx.GraphProto) -> _Structure:
-        return cls(deepcopy(list(graph.node)), deepcopy(list(graph.input)), len(graph.initializer))
+        return cls(list(graph.node), list(graph.input), len(graph.initializer))
 
     def restore(self, graph: onnx.GraphProto) -> None:
         del graph.node[:], graph.input[:], graph.initializer[self.constants :]
@@ -127,11 +127,7 @@ def _with_texts(
     empty = FeatureDescription(features=(), columns=(), inputs=(), path=path)
     columns = found or ExtractedColumns(empty, {})
     room = text_room({entry.key: entry.value for entry in proto.metadata_props}, path, DOCUMENT_BYTES)
-    rooms = {text: min(room * text.width, MOST_TEXT_BYTES) for text in texts.inputs}
-    features = [
-        Feature(name=text.name, kind="string", missing=False, empty="keep", width=text.width, max_bytes=rooms[text])
-        for text in texts.inputs
-    ]
+    features = [raw_feature(text.name, "string", room, width=text.width) for text in texts.inputs]
     description = msgspec.structs.replace(
         columns.description,
         features=(*columns.description.features, *features),
@@ -142,21 +138,16 @@ def _with_texts(
 
 def _read_columns(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | None:
     """The columns that the reader finds, or else those of a graph of classes."""
-    drop_proved_steps(proto.graph)
-    graph = proto.graph
-    nodes, inputs, constants = list(graph.node), list(graph.input), len(graph.initializer)
+    given = _Structure.of(proto.graph)
     try:
         return _extract(proto, path, {})
     except ModelError:
-        for held, values in ((graph.node, nodes), (graph.input, inputs)):
-            del held[:]
-            held.extend(values)
-        del graph.initializer[constants:]
+        given.restore(proto.graph)
         rewriting = ClassGraph(proto, path)
         classes = rewriting.rewrite()
         counted = count_boundaries(proto, path)
         if not classes and not counted:
-            written = any(node.op_type in WRITTEN and node.domain != CONTRIB for node in nodes)
+            written = any(node.op_type in WRITTEN and node.domain != CONTRIB for node in given.nodes)
             if rewriting.refused and not written:
                 raise ModelError(f"{path}: {rewriting.refused[0]}; {WAYS}") from None
             raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx
@@ -39,6 +39,7 @@ TEXTUAL = (
     *CASES,
     "StringStrip",
 )
+FeatureKind: TypeAlias = Literal["int", "float", "string", "tokens"]
 MOST_TEXT_BYTES = 1 << 24  # of a row
 WAYS = (
     "text goes through StringConcat, StringNormalizer, StringSplit, LabelEncoder, CategoryMapper or "
@@ -61,6 +62,24 @@ def text_room(metadata: Mapping[str, str], path: Path, default: int = DEFAULT_TE
     if not stated.isdecimal() or not 1 <= int(stated) <= MOST_TEXT_BYTES:
         raise ModelError(f"{path}: metadata veltair.max_bytes is {stated!r}; expected 1 to {MOST_TEXT_BYTES}")
     return int(stated)
+
+
+def raw_feature(name: str, kind: FeatureKind, room: int, *, width: int = 1, separator: str = ",") -> Feature:
+    """A feature of which operators of ONNX read every value. `room`: bytes for each of its texts.
+
+    >>> raw_feature("city", "string", 256, width=2).max_bytes
+    512
+    """
+    room *= width if kind == "string" else 1
+    return Feature(
+        name=name,
+        kind=kind,
+        missing=False,
+        empty="keep",
+        width=width,
+        separator=separator,
+        max_bytes=min(room, MOST_TEXT_BYTES),
+    )
 
 
 class ColumnReader:
@@ -222,20 +241,9 @@ class ColumnReader:
             self.columns[out] = (found.bag or found.classes).column(out, out)
             self.tables[out], self.origin[out] = found.rows, origin
 
-    def _know_feature(
-        self, name: str, kind: Literal["int", "float", "string", "tokens"], *, width: int = 1, separator: str = ","
-    ) -> bool:
+    def _know_feature(self, name: str, kind: FeatureKind, *, width: int = 1, separator: str = ",") -> bool:
         """Note that the graph reads this feature. Returns whether all that was noted of it before agrees."""
-        room = text_room(self._metadata, self.graph.path) * (width if kind == "string" else 1)
-        feature = Feature(
-            name=name,
-            kind=kind,
-            missing=False,
-            empty="keep",
-            width=width,
-            separator=separator,
-            max_bytes=min(room, MOST_TEXT_BYTES),
-        )
+        feature = raw_feature(name, kind, text_room(self._metadata, self.graph.path), width=width, separator=separator)
         return self.features.setdefault(name, feature) == feature
 
     def _feature(self, source: KeySource, node: onnx.NodeProto) -> None:

@@ -70,8 +70,9 @@ def _take(
         return None
     chosen = set(names)
     while True:
-        chosen |= {node.name for node in _numbers_before(index, chosen, texts)}
-        nodes = [node for node in proto.graph.node if node.name in chosen]
+        nodes = _complete(index, chosen)
+        chosen = {node.name for node in nodes}
+        _check_inputs(index, nodes, texts)
         taken = _cut(proto, index, nodes)
         # Integers may be indices, which nobody has checked: what reads them goes along.
         integers = [spec.name for spec in taken.outputs if np.dtype(spec.dtype).kind in "iu"]
@@ -112,8 +113,7 @@ class _Texts:
 
 def _kinds(proto: onnx.ModelProto, index: OnnxGraphIndex, names: Set[str], wanted: Sequence[str]) -> dict[str, str]:
     """ONNX Runtime's types of tensors that nodes of these names make."""
-    nodes = [node for node in proto.graph.node if node.name in names]
-    nodes = [*_constant_before(index, nodes), *nodes]
+    nodes = _complete(index, names)
     session = _session(_model(proto, index, nodes, [onnx.ValueInfoProto(name=name) for name in wanted]), index.path)
     return {output.name: output.type for output in session.get_outputs()}
 
@@ -136,24 +136,21 @@ def _not_taken(index: OnnxGraphIndex, texts: _Texts, is_taken: Callable[[onnx.No
     return [name for name in texts.nodes if root(name) in bad]
 
 
-def _numbers_before(index: OnnxGraphIndex, names: Set[str], texts: _Texts) -> list[onnx.NodeProto]:
-    """All that these nodes depend on. Raises ModelError where that is an input of numbers."""
-    chosen = [node for node in index.nodes if node.name in names]
-    before = index.nodes_before(*(name for node in chosen for name in read_names(node)))
-    for node in (*before, *chosen):
+def _complete(index: OnnxGraphIndex, names: Set[str]) -> list[onnx.NodeProto]:
+    """The nodes of these names and all that they depend on, in graph order."""
+    read = [name for node in index.nodes if node.name in names for name in read_names(node)]
+    names = names | {node.name for node in index.nodes_before(*read)}
+    return [node for node in index.nodes if node.name in names]
+
+
+def _check_inputs(index: OnnxGraphIndex, nodes: Sequence[onnx.NodeProto], texts: _Texts) -> None:
+    """Raises ModelError where the nodes read an input of numbers."""
+    for node in nodes:
         for name in read_names(node):
             if name in index.inputs and name not in index.weights and name not in texts.tensors:
                 raise index.error(
                     node, f"what becomes of input {name!r} goes to operators on text; expected text alone"
                 )
-    return before
-
-
-def _constant_before(index: OnnxGraphIndex, nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """What else the nodes depend on."""
-    known = {node.name for node in nodes}
-    before = index.nodes_before(*(name for node in nodes for name in read_names(node)))
-    return [node for node in before if node.name not in known]
 
 
 def _cut(proto: onnx.ModelProto, index: OnnxGraphIndex, nodes: Sequence[onnx.NodeProto]) -> TextGraph:
