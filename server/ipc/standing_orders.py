@@ -171,10 +171,10 @@ class StandingOrders:
         """What a claim takes on average, beginning with the end of the one before it; 0: none has run."""
         return int(self._functions.claim_pace_ns(self.address))
 
-    def end_of(self, query: int) -> BlockEnd:
-        """How the query ended with which the last term has ended."""
-        stop, reported, _, _, *times = _END.unpack_from(self._page, _END_AT)
-        return BlockEnd(query, stop, bool(reported), *times)
+    def end_of(self, query: int) -> tuple[BlockEnd, bool]:
+        """How the query ended with which the last term has ended, and whether its worker refused it as late."""
+        stop, reported, refused, _, *times = _END.unpack_from(self._page, _END_AT)
+        return BlockEnd(query, stop, bool(reported), *times), bool(refused)
 
     def check(self) -> None:
         """Raises BrokenOrdersError where the state is none that follows what the engine did last."""
