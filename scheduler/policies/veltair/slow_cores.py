@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.policies.veltair.correction import Corrections
@@ -20,8 +22,8 @@ class SlowCores:
     """How many times as long as on the others a block takes on a core, for the cores where that is much.
 
     A correction (`Correction`) is a tenant's on whatever core; this is what is left of a core's own. A core that is
-    slow is handed out last, a query rather waits for a better one where it ends earlier so, and the core counts as a
-    part of one at admission.
+    slow is handed out last, a query rather waits for a better one where it ends earlier so and no others wait, and the
+    core counts as a part of one at admission.
 
     ::
 
@@ -57,7 +59,8 @@ class SlowCores:
         return state.cores - sum([1 - 1 / self._ratios[core] for core in self.cores])
 
     def is_worth_waiting(self, state: SchedulerState, active: ActiveQuery, now_ns: int) -> bool:
-        """Whether the rest of a query ends earlier on the next core that is not slow than on a free one."""
+        """Whether the rest of a query ends earlier on the next core that is not slow than on a free one, and so do those
+        of all that wait, one after the other: a slow core does more than none."""
         if not self.cores or self.fast_free(state):
             return False
         ends_ns = [self._end_ns(each, now_ns) for each in state.in_flight.values() if self._holds_fast_cores(each.run)]
@@ -65,7 +68,8 @@ class SlowCores:
             return False
         rest_ns = active.costs.rest_on_one_ns[SOLO][active.next_layer] * self._corrections[active.tenant.name].one_core
         here = min([self._ratios[core] for core in state.pool.free_cores()])
-        return min(ends_ns) + rest_ns < now_ns + rest_ns * here
+        turns = ceil(len(state.waiting) / (state.cores - len(self.cores))) or 1
+        return min(ends_ns) + rest_ns * turns < now_ns + rest_ns * here
 
     def _end_ns(self, active: ActiveQuery, now_ns: int) -> float:
         run = active.run

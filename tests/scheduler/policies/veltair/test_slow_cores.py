@@ -49,6 +49,13 @@ def test_a_query_waits_for_a_better_core_where_it_ends_earlier_so(scheduler):
     assert core_sets(scheduler.handle(BlockFinished((now_ms + 10) * MS, 2, 1, 10 * MS))) == {3: (1,)}
 
 
+def test_nobody_waits_for_a_better_core_while_others_wait_for_it(scheduler):
+    now_ms = slow_down(scheduler)
+    assert core_sets(arrives(scheduler, 2, now_ms * MS, "a")) == {2: (1,)}
+    assert arrives(scheduler, 3, now_ms * MS, "a") == []
+    assert core_sets(arrives(scheduler, 4, now_ms * MS, "a")) == {3: (0,)}  # the last one of both ends earlier so
+
+
 def test_it_takes_the_slow_core_where_the_other_is_taken_for_long(scheduler):
     now_ms = slow_down(scheduler, block_ms=25)
     assert core_sets(arrives(scheduler, 2, now_ms * MS, "a")) == {2: (1,)}
