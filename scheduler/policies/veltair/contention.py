@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 WEIGHT = 1 / 32  # of the latest query
-HIGH = 0.25  # from this share on, cores are saved for the queries to come
+HIGH = 0.65  # from this share on, cores are saved for the queries to come
 
 
 class Contention:
@@ -14,7 +14,7 @@ class Contention:
     >>> contention = Contention()
     >>> contention.is_high
     False
-    >>> for _ in range(32):
+    >>> for _ in range(64):
     ...     contention.arrives(meets_others=True)
     >>> contention.is_high
     True

@@ -10,7 +10,7 @@ from veltair.scheduler.policies.veltair.contention import HIGH, Contention
 def test_queries_that_ran_unasked_count_as_if_they_had_come_one_by_one() -> None:
     one_by_one, at_once = Contention(), Contention()
     for contention in (one_by_one, at_once):
-        for _ in range(32):
+        for _ in range(128):
             contention.arrives(meets_others=True)
     for _ in range(12):
         one_by_one.arrives(meets_others=False)

@@ -59,12 +59,12 @@ def test_fewer_cores_pay_where_queries_meet_often(build):
         return start.block.cores
 
     assert {cores_alone(id, 100 * id) for id in range(40)} == {4}  # 4 x 35 <= 1.8 x 100
-    for id in range(40, 70):
+    for id in range(40, 100):
         arrives(scheduler, id, 5000, "a")
-    for end in range(30):
+    for end in range(60):
         ends(5100 + end)
-    assert cores_alone(70, 10_000) == 3  # 3 x 39 <= 1.2 x 100
-    assert [cores_alone(id, 1000 * id) for id in range(80, 120)][-1] == 4
+    assert cores_alone(100, 10_000) == 3  # 3 x 39 <= 1.2 x 100
+    assert [cores_alone(id, 1000 * id) for id in range(110, 150)][-1] == 4
 
 
 def test_who_is_left_alone_gets_the_cores_back_once(build):
