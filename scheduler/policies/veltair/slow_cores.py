@@ -59,8 +59,8 @@ class SlowCores:
         return state.cores - sum([1 - 1 / self._ratios[core] for core in self.cores])
 
     def is_worth_waiting(self, state: SchedulerState, active: ActiveQuery, now_ns: int) -> bool:
-        """Whether the rest of a query ends earlier on the next core that is not slow than on a free one, and so do those
-        of all that wait, one after the other: a slow core does more than none."""
+        """Whether the rest of a query ends earlier on the next core that is not slow than on a free one, and so do all
+        that wait, one after the other: a slow core does more than none."""
         if not self.cores or self.fast_free(state):
             return False
         ends_ns = [self._end_ns(each, now_ns) for each in state.in_flight.values() if self._holds_fast_cores(each.run)]
