@@ -137,9 +137,9 @@ same cores, and its own CPU time is shown. Triton's engines run DLRM on one thre
         "The way of a query, on a Xeon with AMX",
         """The same on two cores that have AMX, in one round (`python -m bench.serving.way --rounds 1`), of the demo's
 mix this daemon alone. An idle core of this machine is slow to begin: after a pause of a second Python takes seven to
-fourteen times as long for a twentieth of a millisecond of work. So CPU times at a few queries a second are mostly those of what
-a server does each second without any: of 15 and 5 queries a second of the networks, and less so of 200 of DLRM. That
-slowness also comes and goes: the mix's mean latency was 2.4 times the models' own an hour before, with a [bound of
+fourteen times as long for a twentieth of a millisecond of work. So CPU times at a few queries a second are mostly those
+of what a server does each second without any: of 15 and 5 queries a second of the networks, and less so of 200 of DLRM.
+That slowness also comes and goes: the mix's mean latency was 2.4 times the models' own an hour before, with a [bound of
 0.8](decisions/21-default-policy.md) where 0.65 is now.""",
         lambda: with_environment("xeon-amx/way", way.markdown),
     ),
