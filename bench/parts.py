@@ -126,7 +126,7 @@ def _layer_launch(at: Settings) -> Sequence[Command]:
 
 def _mixes(at: Settings) -> Sequence[Command]:
     common = ("--again", "--results", str(at.results), *at.peer("--triton-python", at.triton))
-    tight = ("--policies", "veltair", "--stacks", "veltair, ", "--rounds", "1", "--percentiles", "0.95")
+    tight = ("--policies", "veltair", "--stacks", "veltair, ", "--rounds", "2")
     return [
         *(("bench.serving.mix", str(SCENARIOS / f"{name}.toml"), *common) for name in MIXES),
         ("bench.serving.mix", str(SCENARIOS / "vision-tight.toml"), *common, *tight),

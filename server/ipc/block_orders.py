@@ -129,3 +129,4 @@ class BlockEnd(msgspec.Struct, frozen=True, gc=False):
     begin_ns: int
     end_ns: int
     told_ns: int = 0  # when the worker told the front that the queries are done; 0: it did not
+    refused: bool = False  # it was claimed, and would have begun late

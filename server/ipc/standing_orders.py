@@ -171,10 +171,10 @@ class StandingOrders:
         """What a claim takes on average, beginning with the end of the one before it; 0: none has run."""
         return int(self._functions.claim_pace_ns(self.address))
 
-    def end_of(self, query: int) -> tuple[BlockEnd, bool]:
-        """How the query ended with which the last term has ended, and whether its worker refused it as late."""
-        stop, reported, refused, _, *times = _END.unpack_from(self._page, _END_AT)
-        return BlockEnd(query, stop, bool(reported), *times), bool(refused)
+    def end_of(self, query: int) -> BlockEnd:
+        """How the query ended with which the last term has ended."""
+        stop, reported, refused, _, begin_ns, end_ns, told_ns = _END.unpack_from(self._page, _END_AT)
+        return BlockEnd(query, stop, bool(reported), begin_ns, end_ns, told_ns, bool(refused))
 
     def check(self) -> None:
         """Raises BrokenOrdersError where the state is none that follows what the engine did last."""
@@ -243,7 +243,7 @@ class StandingOrders:
         told; None: the engine tells. Returns whether the term has ended with it: then the engine waits for the bell."""
         memory, _, places, wakes = (None, 0, 0, None) if done is None else done.memory
         where = self.address, self.lanes, term, position, lines, memory, places, wakes
-        how = _END.pack(end.stop, end.reported, 0, 0, end.begin_ns, end.end_ns, 0)
+        how = _END.pack(end.stop, end.reported, end.refused, 0, end.begin_ns, end.end_ns, 0)
         return bool(self._functions.end_claim_at(*where, how))
 
     # The I/O threads' side, as they do it; the engine's, too, for queries that had to wait until it had lent a worker

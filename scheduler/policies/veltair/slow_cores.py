@@ -68,7 +68,7 @@ class SlowCores:
             return False
         rest_ns = active.costs.rest_on_one_ns[SOLO][active.next_layer] * self._corrections[active.tenant.name].one_core
         here = min([self._ratios[core] for core in state.pool.free_cores()])
-        turns = ceil(len(state.waiting) / (state.cores - len(self.cores))) or 1
+        turns = ceil(max(1, len(state.waiting)) / (state.cores - len(self.cores)))
         return min(ends_ns) + rest_ns * turns < now_ns + rest_ns * here
 
     def _end_ns(self, active: ActiveQuery, now_ns: int) -> float:

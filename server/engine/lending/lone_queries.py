@@ -206,8 +206,8 @@ class LoneQueries:
             query, self._taken_over = self._taken_over, 0
             self._state, self._worker = _State.OWN, None
             if self._queries.has_batch(query):  # it has not failed
-                end, refused = standing.end_of(query)
-                if refused and self._queries.cancel(query):
+                end = standing.end_of(query)
+                if end.refused and self._queries.cancel(query):
                     self._decide(QueryCancelled(time.monotonic_ns(), query))
                 return end
         return None

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from struct import pack
 from typing import Any, cast
 
 import pytest
 
 from veltair.scheduler.events import QueryCancelled, QueryRuns
 from veltair.server.engine.arrivals import Arrivals
+from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.lending.lone_orders import LoneOrders
 from veltair.server.engine.lending.lone_queries import LoneQueries
 from veltair.server.engine.tenant_counters import TenantCounters
 from veltair.server.ipc.block_orders import BlockEnd
 from veltair.server.ipc.done_queries import Caller
-from veltair.server.ipc.lane import QueryHeld, QueryRan
+from veltair.server.ipc.lane import QueryRan
 from veltair.server.ipc.lane_descriptors import LaneDescriptors
 from veltair.server.ipc.messages import InferQuery, TenantSpec
 from veltair.server.ipc.standing_orders import Claim, StandingOrders, create_standing_orders
 from veltair.server.ipc.worker_cell import ATTEND
 from veltair.types import LayerBlock, Query
 
-LAYERS, SLOTS, TERM = 3, 4, 1
+LAYERS, TERM = 3, 1
 SPECS = {0: TenantSpec("a", "/", "ab12", 10**7, 0.95, 1, batching=True)}
 BLOCK = LayerBlock(1, 0, LAYERS, (0,) * LAYERS, 1, 200_000)
-REFUSED_AT = 128 + 8  # of the end in the memory of claims
 
 
 @dataclass
@@ -51,41 +50,21 @@ class Worker:
         self.cell.end = BlockEnd(ATTEND, 0, reported=False, begin_ns=0, end_ns=0)
 
 
-class Lanes:
-    """What `LoneQueries` has of the lanes."""
-
-    ran: Callable[[QueryRan], None]
-    held: Callable[[int, QueryHeld], None]
-
-    def __len__(self) -> int:
-        return 1
-
-    def place(self, tenant: int, slot: int) -> int:
-        return slot
-
-    def tenant_and_slot(self, place: int) -> tuple[int, int]:
-        return 0, place
-
-    def refuse(self, tenant: int, for_ns: int) -> None:
-        pass
-
-
 class Engine:
     """The workers and the queries of an engine, and what it decided."""
 
-    def __init__(self) -> None:
-        descriptor = create_standing_orders(1)
-        self.descriptor = descriptor
+    def __init__(self, lanes: FrontLanes, descriptor: int) -> None:
+        """`descriptor`: of the memory of claims."""
         arrivals, orders = Arrivals(SPECS), LoneOrders(SPECS, lambda *_: BLOCK, (0,), refuses=True)
         self.worker, self.held, self.cancelled = Worker(), set[int](), list[int]()
         self.counters, self.decided = {"a": TenantCounters(10**7)}, list[QueryRuns | QueryCancelled]()
-        descriptors, lanes = LaneDescriptors(-1, 0, -1, (-1,), -1, SLOTS, -1, descriptor), Lanes()
-        known = SPECS, arrivals, cast(Any, lanes), cast(Any, self), cast(Any, self)
+        descriptors = LaneDescriptors(-1, 0, -1, (-1,) * len(lanes), -1, 0, standing=descriptor)
+        known = SPECS, arrivals, lanes, cast(Any, self), cast(Any, self)
         self.lone = LoneQueries(descriptors, *known, self.decided.append, orders)
         orders.foresee(InferQuery(1, 0, 0, 1, 0, None))
         for query in range(8):  # none met another
             lanes.ran(QueryRan(query, 0, 0, 1, 0, left=False, refused=True, begin_ns=0, end_ns=0, ended_ns=0))
-        self.standing = StandingOrders(descriptor, 1)
+        self.standing = StandingOrders(descriptor, len(lanes))
 
     # As InFlightQueries and WorkerSupervisor have it
 
@@ -115,10 +94,10 @@ class Engine:
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    made = Engine()
-    yield made
-    os.close(made.descriptor)
+def engine(lanes: FrontLanes) -> Iterator[Engine]:
+    descriptor = create_standing_orders(len(lanes))
+    yield Engine(lanes, descriptor)
+    os.close(descriptor)
 
 
 @pytest.mark.parametrize("stop", [0, 1, LAYERS])
@@ -133,9 +112,8 @@ def test_what_was_stopped_before_its_first_layer_goes_on_and_what_was_refused_do
     position = engine.standing.next_claim(TERM, patience_ns=0)
     assert engine.lone.take_back()
     assert [type(each) for each in engine.decided] == [QueryRuns]
-    end = BlockEnd(7, stop, reported=False, begin_ns=now_ns, end_ns=now_ns + 1)
+    end = BlockEnd(7, stop, reported=False, begin_ns=now_ns, end_ns=now_ns + 1, refused=refused)
     assert engine.standing.end(TERM, position, engine.standing.lines(), end, done=None)
-    os.pwrite(engine.descriptor, pack("<I", refused), REFUSED_AT)
     assert engine.lone.hear() == end
     assert engine.cancelled == [7] * refused
     assert [type(each) for each in engine.decided] == [QueryRuns, QueryCancelled][: 1 + refused]

@@ -126,7 +126,7 @@ class TermMachine(RuleBasedStateMachine):
         end = BlockEnd(claim.caller.query, stop=2, reported=True, begin_ns=self.query, end_ns=self.query)
         over = self.standing.end(self.term, position, self.lines, end, done=None)
         assert over == self.withdrawn
-        assert self.standing.end_of(claim.caller.query) == (end, False)
+        assert self.standing.end_of(claim.caller.query) == end
         self.runs = None
         for turn in range(1, RINGS + 1):  # the rings in turn
             following = (ring + turn) % RINGS
@@ -226,8 +226,7 @@ def test_an_end_is_told_to_the_thread_that_claimed(done: DoneQueries) -> None:
     times = ("query", "taken_ns", "begin_ns", "end_ns", "execute_ns", "unasked")
     assert [int(told[name]) for name in times] == [7, 100, 110, 130, 20, True]
     assert before_ns <= told["ended_ns"] <= time.monotonic_ns()
-    ended, refused = standing.end_of(7)
-    assert (ended.told_ns, refused) == (told["ended_ns"], False)
+    assert standing.end_of(7).told_ns == told["ended_ns"]
 
 
 def test_what_was_taken_over_did_not_run_unasked(done: DoneQueries) -> None:
