@@ -37,6 +37,7 @@ from veltair.compiler.kernels.rows.lookups import Lookups
 from veltair.compiler.kernels.rows.one_hot_sum import OneHotSum
 from veltair.compiler.kernels.rows.spmm import Spmm
 from veltair.compiler.kernels.rows.token_embedding import TokenEmbedding
+from veltair.compiler.kernels.rows.trees import Trees
 from veltair.compiler.stitch.stitched_space import StitchedSpace
 
 SPACES: dict[str, Space] = {
@@ -66,6 +67,7 @@ SPACES: dict[str, Space] = {
     "block_gather": BlockGather(),
     "recurrent": Recurrent(),
     "one_hot_sum": OneHotSum(),
+    "trees": Trees(),
     "pool2d": Pool2d(),
     "global_average_pool": GlobalAveragePool(),
     "squeeze_excite": SqueezeExcite(),

@@ -11,6 +11,7 @@ import onnx
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.onnx.folding.row_numbers import ROWS
+from veltair.compiler.onnx.scikit_learn.tree_ensemble import ENSEMBLE, REGRESSOR
 from veltair.compiler.patterns.batch_norm import find_batch_norms
 from veltair.compiler.patterns.batched_matmul import batched_matmul, find_batched_matmuls
 from veltair.compiler.patterns.concat import concat
@@ -30,6 +31,7 @@ from veltair.compiler.patterns.recommendation.sums import find_sums, sums
 from veltair.compiler.patterns.sequence.attention import attention, find_attention, projections
 from veltair.compiler.patterns.sequence.recurrent import find_recurrences, recurrent
 from veltair.compiler.patterns.sequence.token_embedding import embedding, find_token_embeddings
+from veltair.compiler.patterns.trees import trees
 from veltair.compiler.patterns.views import alias
 from veltair.compiler.patterns.vision.channel_norms import l2_normalize, lrn
 from veltair.compiler.patterns.vision.channels_last import channels_last
@@ -75,6 +77,7 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     "Identity": (alias,),
     "Dropout": (alias,),
     ROWS: (constant_rows,),
+    **dict.fromkeys((REGRESSOR, ENSEMBLE), (trees,)),
 }
 
 # Searches for groups of nodes that are one layer. Each gets the matches of those before it.

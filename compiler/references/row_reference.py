@@ -24,6 +24,7 @@ from veltair.compiler.graph.parameters.sequence import (
 )
 from veltair.compiler.references.recurrent_reference import reference_recurrent
 from veltair.compiler.references.reference_arithmetic import apply_activation, bf16_to_float32, float32_to_bf16
+from veltair.compiler.references.tree_reference import reference_trees
 
 Array = NDArray[Any]
 
@@ -154,4 +155,5 @@ ROW_REFERENCES: Mapping[str, Callable[[LayerSpec, list[Array]], list[Array]]] = 
     "block_gather": reference_block_gather,
     "one_hot_sum": reference_one_hot_sum,
     "concat_sum": reference_concat_sum,
+    "trees": reference_trees,
 }

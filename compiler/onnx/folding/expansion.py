@@ -52,6 +52,17 @@ class PartsOfNode:
         self.nodes.append(helper.make_node(op, inputs, [output or name], name=name, **attributes))
         return output or name
 
+    def append(self, node: onnx.NodeProto, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.NodeProto:
+        """Add a copy of a node, with attributes too large to be spelled out. Returns it."""
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        del copy.input[:], copy.output[:]
+        copy.input.extend(inputs)
+        copy.output.extend(outputs)
+        copy.name = f"{self.fused.name}/{copy.op_type}_{len(self.nodes)}"
+        self.nodes.append(copy)
+        return copy
+
     def number(self, value: float) -> str:
         """The name of a constant of float32."""
         return self.array(np.array(value, np.float32))

@@ -13,6 +13,7 @@ import onnx
 
 from veltair.compiler.onnx.folding.expansion import Expansion, PartsOfNode
 from veltair.compiler.onnx.node_evaluation import TensorType
+from veltair.compiler.onnx.scikit_learn.tree_classifier import tree_classifier
 
 DOMAIN = "ai.onnx.ml"
 MOST_KEYS = 256  # of an encoder of numbers, each of which is compared with every element
@@ -177,4 +178,5 @@ _EXPANSIONS: dict[str, Callable[[PartsOfNode, TensorType], bool]] = {
     "Normalizer": _normalizer,
     "LinearRegressor": _linear_regressor,
     "LinearClassifier": _linear_classifier,
+    "TreeEnsembleClassifier": tree_classifier,
 }

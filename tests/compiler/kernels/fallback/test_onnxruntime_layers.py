@@ -123,8 +123,11 @@ CASES: dict[str, tuple[Nodes, list[Any], list[Any], dict[str, NDArray[Any]]]] = 
         ["n", 6],
         {"q": np.arange(48, dtype=np.uint8).reshape(6, 1, 8), "s": normal(6)},
     ),
-    "a tree": (
-        [node("TreeEnsembleRegressor", ["x"], ["t"], domain="ai.onnx.ml", **STUMP), node("Neg", ["t"], ["y"])],
+    "the greatest of trees": (
+        [
+            node("TreeEnsembleRegressor", ["x"], ["t"], domain="ai.onnx.ml", aggregate_function="MAX", **STUMP),
+            node("Neg", ["t"], ["y"]),
+        ],
         ["n", 6],
         ["n", 1],
         {},

@@ -1,0 +1,95 @@
+"""`TreeEnsembleClassifier` as the scores that its trees give, and what classes and probabilities they mean.
+
+ONNX leaves open what one number for two classes means. This is ONNX Runtime's reading: it is compared with a half where
+no leaf has a negative weight, else with zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+
+from veltair.compiler.onnx.folding.expansion import PartsOfNode
+from veltair.compiler.onnx.node_evaluation import TensorType
+from veltair.compiler.onnx.scikit_learn.tree_ensemble import REGRESSOR
+
+SCORES = ("base_values", "class_ids", "class_nodeids", "class_treeids", "class_weights", "classlabels_int64s")
+
+
+def tree_classifier(parts: PartsOfNode, kind: TensorType) -> bool:
+    """Expand a classifier that has a score for each class, or one for two; its labels are numbers."""
+    stated = {name: parts.given(name, []) for name in SCORES}
+    labels, ids = np.array(stated["classlabels_int64s"], np.int64), np.array(stated["class_ids"], np.int64)
+    after, base = parts.given("post_transform", b"NONE"), len(stated["base_values"])
+    if kind.kind == onnx.TensorProto.DOUBLE or not ids.size or after not in (b"NONE", b"LOGISTIC", b"SOFTMAX"):
+        return False
+    if labels.size == 2 and (ids == ids[0]).all() and base < 2:
+        scores = _scores(parts, kind, targets=1)
+        _one_score(parts, scores, labels, np.array(stated["class_weights"], np.float32), after)
+        return True
+    if labels.size > 2 and (base == labels.size or (not base and _every_class_has_scores(parts, stated, labels.size))):
+        scores = _scores(parts, kind, targets=labels.size)
+        best = parts.add("ArgMax", [scores], axis=1, keepdims=0)
+        parts.add("Gather", [parts.array(labels), best], parts.fused.output[0], axis=0)
+        _transformed(parts, scores, after)
+        return True
+    return False
+
+
+def _scores(parts: PartsOfNode, kind: TensorType, targets: int) -> str:
+    """Add the trees; their name."""
+    x = parts.input(0)
+    if kind.kind != onnx.TensorProto.FLOAT:
+        x = parts.add("Cast", [x], to=onnx.TensorProto.FLOAT)
+    trees = parts.append(parts.fused, [x], [scores := f"{parts.fused.name}/scores"])
+    trees.op_type = REGRESSOR
+    kept = [each for each in trees.attribute if not each.name.startswith(("classlabels", "post_transform"))]
+    del trees.attribute[:]
+    for each in kept:
+        each.name = each.name.replace("class_", "target_")
+        if each.name == "target_ids" and targets == 1:
+            each.ints[:] = [0] * len(each.ints)
+    trees.attribute.extend([*kept, onnx.helper.make_attribute("n_targets", targets)])
+    return scores
+
+
+def _one_score(parts: PartsOfNode, scores: str, labels: Any, weights: Any, after: bytes) -> None:
+    """The class and the probabilities of two classes by one score."""
+    positive = bool((weights >= 0).all())
+    above = parts.add("Greater", [scores, parts.number(0.5 if positive else 0.0)])
+    chosen = parts.add("Where", [above, parts.array(labels[1:]), parts.array(labels[:1])])
+    parts.add("Squeeze", [chosen, parts.array(np.array([1]))], parts.fused.output[0])
+    if len(parts.fused.output) < 2:
+        return
+    if positive and after != b"LOGISTIC":
+        both = [parts.add("Sub", [parts.number(1.0), scores]), scores]
+    else:
+        both = [parts.add("Neg", [scores]), scores]
+    if after == b"LOGISTIC":
+        both = [parts.add("Sigmoid", [side]) for side in both]
+    parts.add("Concat", both, parts.fused.output[1], axis=1)
+
+
+def _transformed(parts: PartsOfNode, scores: str, after: bytes) -> None:
+    if len(parts.fused.output) < 2:
+        return
+    name, options = {"NONE": ("Identity", {}), "LOGISTIC": ("Sigmoid", {}), "SOFTMAX": ("Softmax", {"axis": 1})}[
+        after.decode()
+    ]
+    parts.add(name, [scores], parts.fused.output[1], **options)
+
+
+def _every_class_has_scores(parts: PartsOfNode, stated: dict[str, Any], classes: int) -> bool:
+    """Whether each class has a tree all of whose leaves add to it: a class without a score is never chosen."""
+    ids, trees, nodes = (np.array(stated[name], np.int64) for name in ("class_ids", "class_treeids", "class_nodeids"))
+    modes, of_node = parts.given("nodes_modes", []), np.array(parts.given("nodes_treeids", []), np.int64)
+    if not (ids.size == trees.size == nodes.size and len(modes) == of_node.size):
+        return False
+    names, leaves = np.unique(of_node[[mode == b"LEAF" for mode in modes]], return_counts=True)
+    entries = np.unique(np.stack([ids, trees, nodes]), axis=1)
+    pairs, reached = np.unique(entries[:2], axis=1, return_counts=True)
+    there = dict(zip(names.tolist(), leaves.tolist(), strict=True))
+    whole = {c for (c, tree), count in zip(pairs.T.tolist(), reached.tolist(), strict=True) if there.get(tree) == count}
+    return set(range(classes)) <= whole
