@@ -177,6 +177,9 @@ PARTS = {
     "micro": Part(("micro/*.json",), lambda at: [("bench.micro.run", "--save")], fixed=True),
     "way": Part(("way.json", "fronts.json", "front.json"), _way),
     "loads": Part(("model-loads.json",), _model_loads),
+    "trees": Part(
+        ("trees.json",), lambda at: [("bench.trees", "--work", str(at.work / "trees"), "--out", at.result("trees"))]
+    ),
     "int8": Part(("int8.json",), lambda at: [("bench.int8", "--out", at.result("int8"))]),
     "short-floods": Part(
         ("short-floods.json",),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from statistics import median
 
-from bench import int8, part_tables, recommendation_sections, simulator_sections
+from bench import int8, part_tables, recommendation_sections, simulator_sections, trees
 from bench.coverage import table as coverage
 from bench.kernels import networks
 from bench.paths import ROOT
@@ -184,6 +184,7 @@ from run to run here: the load generator and the I/O thread have the cores befor
         "The same without AMX, before [record 94](decisions/94-int8-tiles.md): with VNNI and other epilogues.",
         lambda: with_environment("epyc/int8", int8.table),
     ),
+    Section(trees.TITLE, trees.TEXT, lambda: with_environment("trees", trees.table)),
     Section(coverage.TITLE, coverage.TEXT, lambda: with_environment("coverage", coverage.table)),
     Section(
         "Loading beside serving",
