@@ -1,4 +1,7 @@
-"""Decision trees: `TreeEnsembleRegressor`, which classifiers become before, and `TreeEnsemble`."""
+"""Decision trees: `TreeEnsembleRegressor`, which classifiers become before, and `TreeEnsemble`.
+
+A regressor of our own domain gives its sums in float64, as `tree_classifier` needs them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.trees import TreesParameters
 from veltair.compiler.onnx.folding.ml_operators import DOMAIN
+from veltair.compiler.onnx.folding.opaque_nodes import OWN_DOMAIN
 from veltair.compiler.onnx.scikit_learn.tree_ensemble import TreeEnsemble, read_trees
 from veltair.errors import ModelError
 
@@ -24,19 +28,21 @@ MOST_WEIGHTS = 1 << 26  # of leaves, one for each target: 256 MB
 
 def trees(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     """Emit "trees". Raises ModelError where the node has none that a kernel takes."""
-    shape, spec = view.shape_of(node.input[0]), view.values[node.output[0]]
-    if node.domain != DOMAIN or node.input[0] in view.constants:
+    given, spec = view.values[node.input[0]], view.values[node.output[0]]
+    if node.domain not in (DOMAIN, OWN_DOMAIN) or node.input[0] in view.constants:
         return False
-    found = read_trees(node)
-    if len(shape) != 2 or view.values[node.input[0]].dtype != "float32" or shape[1] < 1:
-        raise ModelError(f"node {node.name!r}: expected rows of float32, found {view.values[node.input[0]]}")
+    found, shape = read_trees(node), given.shape
+    if len(shape) != 2 or given.dtype not in ("float32", "float64") or shape[1] < 1:
+        raise ModelError(f"node {node.name!r}: expected rows of floats, found {given}")
+    if given.dtype == "float64" and not found.for_float64:
+        raise ModelError(f"node {node.name!r}: branches compare float64 in several ways")
     if found.branches.features.min() < 0 or found.branches.features.max() >= shape[1]:
         raise ModelError(f"node {node.name!r}: a tree asks for another feature than the {shape[1]} of a row")
     if spec.shape != (shape[0], found.base.size):
         raise ModelError(f"node {node.name!r}: {spec} is not a row of {found.base.size} for each")
     weights = weights_of_trees(found, shape[1])
     parameters = parameters_of(found, weights)
-    x, y = builder.to_row_major(node.input[0]), Activation(node.output[0], "float32", spec.shape)
+    x, y = builder.to_row_major(node.input[0]), Activation(node.output[0], spec.dtype, spec.shape)
     builder.emit(node.name, "trees", [x], [y], parameters, weights, flops=round(len(found.roots) * found.path))
     return True
 

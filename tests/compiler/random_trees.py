@@ -11,11 +11,14 @@ FEATURES = 6
 THRESHOLDS = (0.0, -0.0, 0.5, -1.25, np.inf, -np.inf, 1e-45, 2.0)  # at which inputs lie, too
 
 
-def drawn_rows(rows: int, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Normal numbers, thresholds themselves and NaN."""
-    x = rng.standard_normal((rows, FEATURES)).astype(np.float32)
-    special = rng.choice(np.array([*THRESHOLDS, np.nan], np.float32), x.shape)
-    return np.where(rng.random(x.shape) < 0.5, special, x).astype(np.float32)
+def drawn_rows(rows: int, rng: np.random.Generator, dtype: type = np.float32) -> np.ndarray[Any, Any]:
+    """Normal numbers, thresholds themselves and what lies beside them, and NaN."""
+    x = rng.standard_normal((rows, FEATURES)).astype(dtype)
+    special = rng.choice(np.array([*THRESHOLDS, np.nan], np.float32), x.shape).astype(dtype)
+    with np.errstate(over="ignore", under="ignore"):
+        special = np.nextafter(special, rng.choice(np.array([np.inf, -np.inf], dtype), x.shape))
+        special = np.where(rng.random(x.shape) < 0.7, np.nextafter(special, dtype(0)), special)
+    return np.where(rng.random(x.shape) < 0.5, special, x).astype(dtype)
 
 
 def random_branches(trees: int, rng: np.random.Generator, modes: Sequence[str], missing: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.codegen.control_flow import loop_over_columns
 from veltair.compiler.codegen.memory import vector_load, vector_store
 from veltair.compiler.codegen.prim_func import build_prim_func
-from veltair.compiler.codegen.vectors import Expr, broadcast
+from veltair.compiler.codegen.vectors import Expr, broadcast, vector_type
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.trees import TreesParameters
 
@@ -23,7 +23,7 @@ NODE_BYTES = 16
 
 
 class Trees:
-    """x (B, features) -> y (B, targets): the leaves' weights of all trees, added up in the order of the trees.
+    """x (B, features) float32 or float64 -> y (B, targets): the weights of leaves, added up in the order of the trees.
 
     A step from a node to the next waits for two loads, and nothing else in its tree can be done meanwhile. So several
     trees go down side by side, for as many steps as the deepest of them has: leaves lead to themselves. No branch
@@ -49,14 +49,11 @@ class Trees:
             with T.parallel(0, T.ceildiv(rows, rows_of_task)) as task:
                 first = T.bind(task * rows_of_task)
                 last = T.bind(T.min(first + rows_of_task, rows))
-                values = _Values(x, x, T.int32(0))
-                if parameters.mirrored:
-                    both = T.alloc_buffer((rows_of_task, 2 * int(x.shape[1])), "float32", scope="global")
-                    values = _Values(x, both, first)
-                    with T.serial(first, last) as row:
-                        values.mirror(row)
-                walk = _Walk(parameters, values, dict(zip(names, buffers, strict=False)), buffers[-1])
+                values = _Values.of(x, first, rows_of_task, parameters)
+                totals = T.alloc_buffer((rows_of_task, parameters.targets), str(x.dtype), scope="global")
+                walk = _Walk(parameters, values, dict(zip(names, buffers, strict=False)), totals, first)
                 with T.serial(first, last) as row:
+                    values.copy(row)
                     walk.begin(row)
                 if whole := parameters.trees // abreast:
                     with T.serial(0, whole) as group, T.serial(first, last) as row:
@@ -65,7 +62,7 @@ class Trees:
                     with T.serial(first, last) as row:
                         walk.add(row, T.int32(whole), T.int32(whole * abreast), rest)
                 with T.serial(first, last) as row:
-                    walk.end(row)
+                    walk.end(row, buffers[-1])
 
         function = build_prim_func([x, *weights.values(), y], body)
         row_bytes = 4 * (x.shape[1] + parameters.targets) + NODE_BYTES * abreast * parameters.depth
@@ -75,18 +72,45 @@ class Trees:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """What trees ask for: the features of a row, or these and their negatives behind each other."""
+    """What trees ask for: the features of a row as float32, and where some ask for them their negatives behind these.
+
+    Thresholds are float32. A float64 is at most one of them where the next float32 from it on is, and less where the
+    last float32 up to it is.
+    """
 
     x: Any
-    buffer: Any
-    first: Expr  # the row of `x` with which the buffer begins
+    buffer: Any  # `x` itself, or a copy
+    first: Expr  # the row of `x` with which the copy begins
+    down: bool  # float64 is rounded down
 
-    def mirror(self, row: Expr) -> None:
+    @classmethod
+    def of(cls, x: Any, first: Expr, rows: int, parameters: TreesParameters) -> _Values:
+        if str(x.dtype) == "float32" and not parameters.mirrored:
+            return cls(x, x, T.int32(0), down=False)
+        width = int(x.shape[1]) * (2 if parameters.mirrored else 1)
+        copy = T.alloc_buffer((rows, width), "float32", scope="global")
+        return cls(x, copy, first, down=parameters.strict)
+
+    def copy(self, row: Expr) -> None:
+        if self.buffer is self.x:
+            return
         width = int(self.x.shape[1])
         for column, n in loop_over_columns(width):
-            value = T.bind(vector_load(self.x, row, column, count=n))
+            value = T.bind(self._rounded(vector_load(self.x, row, column, count=n), n))
             vector_store(self.buffer, value, row - self.first, column, count=n)
-            vector_store(self.buffer, value * broadcast(-1.0, n), row - self.first, column + width, count=n)
+            if int(self.buffer.shape[1]) > width:
+                vector_store(self.buffer, value * broadcast(-1.0, n), row - self.first, column + width, count=n)
+
+    def _rounded(self, value: Expr, n: int) -> Expr:
+        if str(self.x.dtype) == "float32":
+            return value
+        value = T.bind(value)
+        near = T.bind(T.cast(value, vector_type("float32", n)))
+        back, bits = T.cast(near, vector_type("float64", n)), T.reinterpret(vector_type("int32", n), near)
+        one, zero = broadcast(T.int32(-1 if self.down else 1), n), broadcast(T.int32(0), n)
+        beyond = back > value if self.down else back < value
+        moved = T.Select(bits < zero, bits - one, bits + one)
+        return T.reinterpret(vector_type("float32", n), T.Select(beyond, moved, bits))
 
     def at(self, row: Expr, column: Expr) -> Expr:
         return self.buffer[row - self.first, column]
@@ -94,24 +118,32 @@ class _Values:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """Emits the code for one row."""
+    """Emits the code for one row. Sums are as exact as the row, and ONNX Runtime's, are."""
 
     parameters: TreesParameters
     values: _Values
     weights: Mapping[str, Any]
-    output: Any
+    totals: Any
+    first: Expr  # the row with which the totals begin
 
     def begin(self, row: Expr) -> None:
         for column, n in loop_over_columns(self.parameters.targets):
-            vector_store(self.output, broadcast(0.0, n), row, column, count=n)
+            vector_store(self.totals, self._wide(broadcast(0.0, n), n), row - self.first, column, count=n)
 
-    def end(self, row: Expr) -> None:
+    def end(self, row: Expr, output: Any) -> None:
         for column, n in loop_over_columns(self.parameters.targets):
-            total = vector_load(self.output, row, column, count=n)
+            total = vector_load(self.totals, row - self.first, column, count=n)
             if self.parameters.average:
-                total = total / broadcast(float(self.parameters.trees), n)
-            base = vector_load(self.weights["base"], column, count=n)
-            vector_store(self.output, total + base, row, column, count=n)
+                total = total / self._wide(broadcast(float(self.parameters.trees), n), n)
+            total = total + self._wide(vector_load(self.weights["base"], column, count=n), n)
+            if output.dtype != self.totals.dtype:
+                total = T.cast(total, vector_type(str(output.dtype), n))
+            vector_store(output, total, row, column, count=n)
+
+    def _wide(self, value: Expr, n: int = 1) -> Expr:
+        """Floats in the type of the totals."""
+        kind = str(self.totals.dtype)
+        return value if kind == "float32" else T.cast(value, vector_type(kind, n))
 
     def add(self, row: Expr, group: Expr, tree: Expr, count: int) -> None:
         """Add the leaves of `count` trees from `tree` on, which are the group of that number."""
@@ -134,19 +166,20 @@ class _Walk:
         return nodes[node, RIGHT - small]
 
     def _add_leaves(self, row: Expr, tree: Expr, leaves: Sequence[Expr]) -> None:
-        output = self.output
+        totals, line = self.totals, row - self.first
         if self.parameters.leaf_rows:
             for column, n in loop_over_columns(self.parameters.targets):
-                total = vector_load(output, row, column, count=n)
+                total = vector_load(totals, line, column, count=n)
                 for leaf in leaves:
-                    total = total + vector_load(self.weights["leaves"], leaf, column, count=n)
-                vector_store(output, total, row, column, count=n)
+                    total = total + self._wide(vector_load(self.weights["leaves"], leaf, column, count=n), n)
+                vector_store(totals, total, line, column, count=n)
         elif self.parameters.targets == 1:
-            total = output[row, 0]
+            total = totals[line, 0]
             for leaf in leaves:
-                total = total + T.reinterpret("float32", leaf)
-            T.buffer_store(output, total, [row, 0])
+                total = total + self._wide(T.reinterpret("float32", leaf))
+            T.buffer_store(totals, total, [line, 0])
         else:
             for i, leaf in enumerate(leaves):
                 target = T.bind(self.weights["targets"][tree + i])
-                T.buffer_store(output, output[row, target] + T.reinterpret("float32", leaf), [row, target])
+                weight = self._wide(T.reinterpret("float32", leaf))
+                T.buffer_store(totals, totals[line, target] + weight, [line, target])

@@ -21,6 +21,7 @@ from veltair.compiler.onnx.constants import captured_names, inner_graphs, read_n
 from veltair.compiler.onnx.folding.composed_operators import expand_composed
 from veltair.compiler.onnx.folding.fused_operators import expand_fused
 from veltair.compiler.onnx.folding.ml_operators import DOMAIN, expand_ml
+from veltair.compiler.onnx.folding.opaque_nodes import OWN_DOMAIN
 from veltair.compiler.onnx.folding.sized_outputs import PREFIX
 from veltair.compiler.onnx.loops import LoopShapes
 from veltair.compiler.onnx.node_attributes import attribute
@@ -34,6 +35,7 @@ from veltair.compiler.onnx.node_evaluation import (
     is_unfilled,
     measure_node,
 )
+from veltair.compiler.onnx.scikit_learn.tree_classifier import scores_type
 from veltair.compiler.onnx.simplify import describe_error
 from veltair.errors import ModelError
 
@@ -242,10 +244,12 @@ class ShapePropagation:
 
     def _infer(self, node: onnx.NodeProto, sample: int, lenient: bool) -> dict[str, TensorType]:
         """`lenient`: some inputs are opaque, so that what they lead to need not fit."""
+        types, values = self._known(node, sample)
+        if node.domain == OWN_DOMAIN:
+            return scores_type(node, types[node.input[0]])
         opset = self._opsets.get("" if node.domain == "ai.onnx" else node.domain)
         if opset is None:
             return {}
-        types, values = self._known(node, sample)
         if not onnx.defs.has(node.op_type, node.domain):
             known = all(name in types and types[name].shape is not None for name in read_names(node))
             return infer_foreign(node, self._opsets, types, values) if known else {}

@@ -12,8 +12,11 @@ import numpy as np
 import onnx
 
 from veltair.compiler.onnx.folding.expansion import PartsOfNode
+from veltair.compiler.onnx.folding.opaque_nodes import OWN_DOMAIN
+from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.node_evaluation import TensorType
-from veltair.compiler.onnx.scikit_learn.tree_ensemble import REGRESSOR
+from veltair.compiler.onnx.scikit_learn.tree_ensemble import REGRESSOR, read_trees
+from veltair.errors import ModelError
 
 SCORES = ("base_values", "class_ids", "class_nodeids", "class_treeids", "class_weights", "classlabels_int64s")
 
@@ -23,28 +26,46 @@ def tree_classifier(parts: PartsOfNode, kind: TensorType) -> bool:
     stated = {name: parts.given(name, []) for name in SCORES}
     labels, ids = np.array(stated["classlabels_int64s"], np.int64), np.array(stated["class_ids"], np.int64)
     after, base = parts.given("post_transform", b"NONE"), len(stated["base_values"])
-    if kind.kind == onnx.TensorProto.DOUBLE or not ids.size or after not in (b"NONE", b"LOGISTIC", b"SOFTMAX"):
+    if not ids.size or after not in (b"NONE", b"LOGISTIC", b"SOFTMAX"):
         return False
     if labels.size == 2 and (ids == ids[0]).all() and base < 2:
-        scores = _scores(parts, kind, targets=1)
-        _one_score(parts, scores, labels, np.array(stated["class_weights"], np.float32), after)
+        if not (scores := _scores(parts, kind, targets=1)):
+            return False
+        positive = bool((np.array(stated["class_weights"], np.float32) >= 0).all())
+        half = np.array(0.5 if positive else 0.0, np.float64 if kind.kind == onnx.TensorProto.DOUBLE else np.float32)
+        above = parts.add("Greater", [scores, parts.array(half)])
+        chosen = parts.add("Where", [above, parts.array(labels[1:]), parts.array(labels[:1])])
+        parts.add("Squeeze", [chosen, parts.array(np.array([1]))], parts.fused.output[0])
+        _both_classes(parts, _as_floats(parts, scores, kind), after, positive=positive)
         return True
     if labels.size > 2 and (base == labels.size or (not base and _every_class_has_scores(parts, stated, labels.size))):
-        scores = _scores(parts, kind, targets=labels.size)
+        if not (scores := _scores(parts, kind, targets=labels.size)):
+            return False
         best = parts.add("ArgMax", [scores], axis=1, keepdims=0)
         parts.add("Gather", [parts.array(labels), best], parts.fused.output[0], axis=0)
-        _transformed(parts, scores, after)
+        _transformed(parts, _as_floats(parts, scores, kind), after)
         return True
     return False
 
 
+def scores_type(node: onnx.NodeProto, rows: TensorType) -> dict[str, TensorType]:
+    """The type of what trees of our own domain give for rows: sums in float64, as ONNX Runtime compares them."""
+    shape = None if rows.shape is None else (rows.shape[0], attribute(node, "n_targets", 1))
+    return {node.output[0]: TensorType(onnx.TensorProto.DOUBLE, shape)}
+
+
+def _as_floats(parts: PartsOfNode, scores: str, kind: TensorType) -> str:
+    """Scores as float32."""
+    return parts.add("Cast", [scores], to=onnx.TensorProto.FLOAT) if kind.kind == onnx.TensorProto.DOUBLE else scores
+
+
 def _scores(parts: PartsOfNode, kind: TensorType, targets: int) -> str:
-    """Add the trees; their name."""
-    x = parts.input(0)
-    if kind.kind != onnx.TensorProto.FLOAT:
+    """Add the trees; their name. Those of float64 are of our domain; "" where no kernel has them."""
+    x, wide = parts.input(0), kind.kind == onnx.TensorProto.DOUBLE
+    if kind.kind != onnx.TensorProto.FLOAT and not wide:
         x = parts.add("Cast", [x], to=onnx.TensorProto.FLOAT)
     trees = parts.append(parts.fused, [x], [scores := f"{parts.fused.name}/scores"])
-    trees.op_type = REGRESSOR
+    trees.op_type, trees.domain = REGRESSOR, OWN_DOMAIN if wide else trees.domain
     kept = [each for each in trees.attribute if not each.name.startswith(("classlabels", "post_transform"))]
     del trees.attribute[:]
     for each in kept:
@@ -52,15 +73,18 @@ def _scores(parts: PartsOfNode, kind: TensorType, targets: int) -> str:
         if each.name == "target_ids" and targets == 1:
             each.ints[:] = [0] * len(each.ints)
     trees.attribute.extend([*kept, onnx.helper.make_attribute("n_targets", targets)])
-    return scores
+    return scores if not wide or _takes_float64(trees) else ""
 
 
-def _one_score(parts: PartsOfNode, scores: str, labels: Any, weights: Any, after: bytes) -> None:
-    """The class and the probabilities of two classes by one score."""
-    positive = bool((weights >= 0).all())
-    above = parts.add("Greater", [scores, parts.number(0.5 if positive else 0.0)])
-    chosen = parts.add("Where", [above, parts.array(labels[1:]), parts.array(labels[:1])])
-    parts.add("Squeeze", [chosen, parts.array(np.array([1]))], parts.fused.output[0])
+def _takes_float64(trees: onnx.NodeProto) -> bool:
+    try:
+        return read_trees(trees).for_float64
+    except ModelError:
+        return False
+
+
+def _both_classes(parts: PartsOfNode, scores: str, after: bytes, *, positive: bool) -> None:
+    """The probabilities of two classes by one score."""
     if len(parts.fused.output) < 2:
         return
     if positive and after != b"LOGISTIC":

@@ -100,6 +100,7 @@ class TreeEnsemble:
     leaves: Leaves
     base: Floats  # (targets,)
     average: bool
+    for_float64: bool  # whether float64 may be rounded: up where branches compare by "at most", down by "less"
 
 
 def read_trees(node: onnx.NodeProto) -> TreeEnsemble:
@@ -124,10 +125,11 @@ def read_trees(node: onnx.NodeProto) -> TreeEnsemble:
     if targets == 1 and not np.array_equal(np.sort(leaves.nodes), np.flatnonzero(branches.is_leaf)):
         raise ModelError(f"{where}: a leaf has other than one weight")
     depths, path, reached = _descend(modes, branches, roots, where)
-    branches = _compared_alike(modes, branches)
+    kinds, branches = modes[~branches.is_leaf], _compared_alike(modes, branches)
+    for_float64 = branches.strict or bool(np.isin(kinds, (LEQ, GT)).all())
     base = base if base.size == targets else np.zeros(targets, np.float32)
     average = stated.get("aggregate_function", SUM) in (AVERAGE, b"AVERAGE")
-    return TreeEnsemble(branches, roots, depths, path, reached, leaves, base, average)
+    return TreeEnsemble(branches, roots, depths, path, reached, leaves, base, average, for_float64)
 
 
 def _value(attribute: onnx.AttributeProto) -> Any:

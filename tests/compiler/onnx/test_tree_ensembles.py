@@ -7,52 +7,19 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from compiled_models import Told
-from decision_stumps import stump
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx_nets import run as run_layers
-from random_trees import FEATURES, drawn_rows, leaves_of, random_branches, weights_of
+from random_trees import drawn_rows, leaves_of, random_branches, weights_of
+from tree_models import ML, MODES, ROWS, STUMP, expected, run_trees, saved
 
 from veltair.compiler.onnx.scikit_learn.tree_ensemble import read_trees
 from veltair.errors import ModelError
 
-ML, FLOAT, INT64, DOUBLE = "ai.onnx.ml", TensorProto.FLOAT, TensorProto.INT64, TensorProto.DOUBLE
-node, port = helper.make_node, helper.make_tensor_value_info
-MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
-LEAVES = {"target_treeids": [0, 0], "target_nodeids": [1, 2], "target_ids": [0, 0], "target_weights": [5.0, 7.0]}
-STUMP = stump(feature=1, value=0.5) | LEAVES
-ROWS = 13
-
-
-def saved(path: Path, trees: onnx.NodeProto, width: int = FEATURES, kind: int = FLOAT, opset: int = 3) -> Path:
-    """A model of one node: scores, or labels and scores."""
-    outputs = [port(trees.output[-1], FLOAT, None)]
-    if len(trees.output) > 1:
-        outputs.insert(0, port(trees.output[0], INT64, None))
-    graph = helper.make_graph([trees], "net", [port("x", kind, ["n", width])], outputs)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(ML, opset)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
-    return path
-
-
-def expected(path: Path, x: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-    """What ONNX Runtime gives, row by row and on one thread: it adds up in the order of the trees then."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
-    session = ort.InferenceSession(str(path), options)
-    rows = [session.run(None, {"x": x[i : i + 1]}) for i in range(len(x))]
-    return [np.concatenate(column) for column in zip(*rows, strict=True)]
-
-
-def run_trees(path: Path, x: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-    found, operators = run_layers(path, {"x": x}, "fp32", batch=len(x), max_batch=32)
-    assert "trees" in operators, operators
-    assert "onnxruntime" not in operators
-    return list(found)
+node, INT64 = helper.make_node, TensorProto.INT64
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["whole", "missing"])
@@ -203,18 +170,6 @@ def test_what_no_kernel_computes_is_left_to_onnx_runtime(tmp_path: Path, changes
     found, operators = run_layers(path, {"x": x}, "fp32", batch=ROWS, max_batch=32)
     assert operators == ["onnxruntime"]
     np.testing.assert_array_equal(found[0], expected(path, x)[0])
-
-
-def test_thresholds_of_float64_are_left_to_onnx_runtime(tmp_path: Path) -> None:
-    tensor = numpy_helper.from_array(np.array([0.1, 0, 0]))
-    stated = {name: value for name, value in STUMP.items() if name not in ("nodes_values", "target_weights")}
-    weights = numpy_helper.from_array(np.array([0.1, 0.2]))
-    wide = {"nodes_values_as_tensor": tensor, "target_weights_as_tensor": weights}
-    trees = node("TreeEnsembleRegressor", ["x"], ["y"], domain=ML, n_targets=1, **stated, **wide)
-    path, x = saved(tmp_path / "net.onnx", trees, kind=DOUBLE), drawn_rows(ROWS, np.random.default_rng(9))
-    found, operators = run_layers(path, {"x": x.astype(np.float64)}, "fp32", batch=ROWS, max_batch=32)
-    assert operators == ["onnxruntime"]
-    np.testing.assert_allclose(found[0], expected(path, x.astype(np.float64))[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
