@@ -40,6 +40,7 @@ class ProfileCosts:
         "_alone_ns",
         "_layer_work",
         "_least_ns",
+        "_longest_ns",
         "_most",
         "_most_within",
         "_prefix_ns",
@@ -85,6 +86,8 @@ class ProfileCosts:
         self._prefix_ns = _packed(prefix)  # layers 0 … l-1
         # the least times of layers 0 … l-1, each on at most that many cores; a row for each core count
         self._least_ns = _packed(_sums(np.minimum.accumulate(best, axis=2)).transpose(0, 2, 1))
+        # the longest of layers l … end
+        self._longest_ns = _packed(np.maximum.accumulate(best[:, ::-1], axis=1)[:, ::-1])
         # layers l … end on at most that many cores, negated: rows ascend, so that they can be bisected
         self._rest_ns = _packed(-rest)
         # [level][layer]: layers l … end on the number of cores on which they are fastest, and on one
@@ -109,6 +112,10 @@ class ProfileCosts:
         """The time of layers [start, stop), each in its best version."""
         sums, columns = self._prefix_ns[level], self.cores
         return sums[stop * columns + cores - 1] - sums[start * columns + cores - 1]
+
+    def longest_layer_ns(self, level: int, cores: int, start: int) -> int:
+        """The time of the longest of layers [start, end), in its best version."""
+        return self._longest_ns[level][start * self.cores + cores - 1]
 
     def alone_ns(self, level: int, cores: int, start: int, stop: int) -> int:
         """The time of layers [start, stop) alone on the machine, each in its best version for that level."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.policies.veltair.contention import Contention
 from veltair.scheduler.policies.veltair.correction import Corrections
+from veltair.scheduler.policies.veltair.patience import Patience
 from veltair.scheduler.policies.veltair.sizing import cores_that_pay
 from veltair.scheduler.policies.veltair.slow_cores import SlowCores
 from veltair.scheduler.query_states import QueryState
@@ -26,12 +27,12 @@ class IdleCores:
 
     ::
 
-        idle = IdleCores(corrections, slow)
+        idle = IdleCores(corrections, slow, patience)
         step = idle.find_use(state, contention, now_ns)  # None: there is none
     """
 
-    def __init__(self, corrections: Corrections, slow: SlowCores) -> None:
-        self._corrections, self._slow = corrections, slow
+    def __init__(self, corrections: Corrections, slow: SlowCores, patience: Patience) -> None:
+        self._corrections, self._slow, self._patience = corrections, slow, patience
         self._stopped: set[int] = set()  # queries that started again
 
     def forget(self, query: int) -> None:
@@ -48,7 +49,7 @@ class IdleCores:
         is_alone = len(state.in_flight) == 1
         if is_alone and (contention.is_high or active.query.id in self._stopped):
             return None
-        cores = self._cores_worth_having(active, run, free, contention, now_ns)
+        cores = self._cores_worth_having(state, active, run, free, contention, now_ns)
         if cores is None:
             return None
         if is_alone:
@@ -58,7 +59,13 @@ class IdleCores:
         return Grow(active, cores - have, self._slow.cores) if cores >= MUCH_MORE * have else None
 
     def _cores_worth_having(
-        self, active: ActiveQuery, run: RunningBlock, free: int, contention: Contention, now_ns: int
+        self,
+        state: SchedulerState,
+        active: ActiveQuery,
+        run: RunningBlock,
+        free: int,
+        contention: Contention,
+        now_ns: int,
     ) -> int | None:
         """On how many cores the rest of the block ends enough earlier; None if on none."""
         start, stop, have = run.layer_at(now_ns) + 1, run.block.stop, len(run.core_set)
@@ -66,6 +73,8 @@ class IdleCores:
             return None
         costs, correction = run.costs, self._corrections[active.tenant.name]
         cores = min(cores_that_pay(costs, start, run.level, correction, contention), have + free)
+        if cores > have:
+            cores = min(cores, have + free - self._patience.kept(state, active, costs, start, cores, now_ns))
         if cores <= have:
             return None
         here_ns = costs.time_ns(run.level, have, start, stop) * correction.ratio(have)

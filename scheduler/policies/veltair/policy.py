@@ -16,6 +16,7 @@ from veltair.scheduler.policies.veltair.contention import Contention
 from veltair.scheduler.policies.veltair.correction import Correction, Corrections, remaining_ns
 from veltair.scheduler.policies.veltair.fair_share import FairShare
 from veltair.scheduler.policies.veltair.idle_cores import IdleCores
+from veltair.scheduler.policies.veltair.patience import Patience
 from veltair.scheduler.policies.veltair.preemption import Preemption
 from veltair.scheduler.policies.veltair.reserve import Reserve
 from veltair.scheduler.policies.veltair.sizing import size_block
@@ -64,10 +65,12 @@ class Veltair(Policy):
         self._arrival_check = ArrivalCheck(self._corrections, self._waiting, self._reserve, self._slow, self._fair)
         self._preemption = Preemption(self._corrections)
         self._contention = Contention()
-        self._idle = IdleCores(self._corrections, self._slow)
+        self._patience = Patience(self._corrections)
+        self._idle = IdleCores(self._corrections, self._slow, self._patience)
 
     def query_arrived(self, active: ActiveQuery, now_ns: int) -> None:
         self._arrived.append(active)
+        self._patience.arrived(active, now_ns)
 
     def block_ended(self, active: ActiveQuery, run: RunningBlock, stop: int, elapsed_ns: int) -> None:
         rest_ns = run.costs.rest_on_one_ns[SOLO]
@@ -93,6 +96,7 @@ class Veltair(Policy):
         self._reserve.forget(tenant)
         self._fair.forget(tenant)
         self._arrival_check.forget(tenant)
+        self._patience.forget(tenant)
 
     def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:
         while self._arrived:
@@ -158,7 +162,8 @@ class Veltair(Policy):
         batchable = self._waiting.batchable
         if tenant.batching and active.state is QueryState.WAITING and batchable.count_samples(tenant):
             batch = choose_batch(state, active, batchable.queue(tenant), correction, now_ns)
-        step = size_block(state, active, batch, correction, self._contention, self._slow.cores, now_ns)
+        how = self._contention, self._patience, self._slow.cores, now_ns
+        step = size_block(state, active, batch, correction, *how)
         for member in step.members:
             self._waiting.discard(member)
             self._preemption.forget(member.query.id)

@@ -9,6 +9,7 @@ from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.policies.batching import Batch
 from veltair.scheduler.policies.veltair.contention import Contention
 from veltair.scheduler.policies.veltair.correction import Correction
+from veltair.scheduler.policies.veltair.patience import Patience
 from veltair.scheduler.state import SchedulerState
 from veltair.scheduler.steps import Start
 from veltair.types import CoreSet
@@ -24,14 +25,16 @@ def size_block(
     batch: Batch | None,
     correction: Correction,
     contention: Contention,
+    patience: Patience,
     avoid: CoreSet,
     now_ns: int,
 ) -> Start:
     """The start of the query's next block, as the leader of `batch` if there is one.
 
     One core where that is in time, else the cores that VELTAIR's blocks get; while nobody else wants cores, all idle
-    ones that pay, which are fewer while queries meet often (`preemption` takes them back); one that is late anyway gets
-    what it needs on average. Versions are those of the level. Cores to `avoid` are taken last.
+    ones that pay, which are fewer while queries meet often (`preemption` takes them back), and without those that are
+    kept from long layers (`patience`); one that is late anyway gets what it needs on average. Versions are those of the
+    level. Cores to `avoid` are taken last.
     """
     members: tuple[ActiveQuery, ...] = ()
     costs, due_ns = active.costs, active.due_ns
@@ -52,6 +55,7 @@ def size_block(
 
     if one_does and several_win and _is_alone(state, members):
         cores = cores_that_pay(costs, start, level, correction, contention)
+        cores = min(cores, state.free - patience.kept(state, active, costs, start, cores, now_ns))
         return begin(costs.layers, cores, cores)
     ratio = correction.one_core if one_does else correction.several
     planned_ns = round(slack_ns / ratio)
@@ -74,6 +78,8 @@ def size_block(
         cores = 2  # one would do only if it were as good as several have been recently
     if several_win and cores < state.free and not _others_wait(state, members):
         more = min(state.free, cores_that_pay(costs, start, SOLO, correction, contention))
+        if one_does and more > cores:
+            more = min(more, state.free - patience.kept(state, active, costs, start, more, now_ns))
         end = costs.layers
         if more > cores and costs.time_ns(level, more, start, end) < costs.time_ns(level, cores, start, end):
             return begin(end, more, avg_cores)
