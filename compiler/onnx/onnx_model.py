@@ -23,6 +23,7 @@ from veltair.compiler.onnx.bags.bag_inputs import BagRoom, give_bags_rows
 from veltair.compiler.onnx.branches import tensors_of_sequences
 from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables, state_constants
 from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes, open_surplus
+from veltair.compiler.onnx.folding.ml_operators import DOMAIN as ML_DOMAIN
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
@@ -53,7 +54,7 @@ NEWEST_OPSET = 26  # likewise
 OPSET = 17  # older models are converted up to it
 MAX_BATCH = 32  # the limit of a dynamic batch where neither the caller nor the model states one
 PORT_TYPES = {"float32", "float64", "float16", "bool", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64))}
-RUN_ELSEWHERE = frozenset({"ai.onnx.ml", "com.microsoft"})  # domains that ONNX Runtime has beside standard ONNX
+RUN_ELSEWHERE = frozenset({ML_DOMAIN, "com.microsoft"})  # domains that ONNX Runtime has beside standard ONNX
 PROTOBUF_BYTES = 2**31 - 1
 
 
@@ -130,7 +131,7 @@ def load_model(
     stored = {} if whole else extract_quantised_tables(proto, path, frozenset(TEXTUAL))
     columns = extract_columns(proto, path, fallback=fallback)
     check_nodes(proto, path, columns_taken=True)
-    domains = {*STANDARD, *(RUN_ELSEWHERE if fallback else ())}
+    domains = {*STANDARD, *(RUN_ELSEWHERE if fallback else (ML_DOMAIN,))}
     check_written_operators(proto, domains, path)
     check_tensors(proto, path)
     held = held_bytes(proto)

@@ -215,6 +215,13 @@ def test_a_feature_that_rows_lack_is_refused(tmp_path: Path, told: Told) -> None
     assert "TreeEnsembleRegressor" in text.splitlines()[-1]
 
 
+def test_trees_need_no_onnx_runtime(tmp_path: Path, told: Told) -> None:
+    trees = node("TreeEnsembleRegressor", ["x"], ["y"], "trees", domain=ML, n_targets=1, **STUMP)
+    path = saved(tmp_path / "net.onnx", trees)
+    assert told("compile", path, "--out", tmp_path / "out", "--trials", 0, "--no-fallback")[0] == 0
+    assert told("verify", tmp_path / "out", path)[0] == 0
+
+
 @given(st.integers(0, 2**32 - 1))
 def test_any_attributes_are_trees_or_refused(seed: int) -> None:
     """Nodes are those of the arrays, and walks end, or the node is refused by name."""
