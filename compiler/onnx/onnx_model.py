@@ -23,7 +23,6 @@ from veltair.compiler.onnx.bags.bag_inputs import BagRoom, give_bags_rows
 from veltair.compiler.onnx.branches import tensors_of_sequences
 from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables, state_constants
 from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes, open_surplus
-from veltair.compiler.onnx.folding.ml_operators import DOMAIN as ML_DOMAIN
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
@@ -41,7 +40,7 @@ from veltair.compiler.onnx.recurrent_layout import put_steps_first
 from veltair.compiler.onnx.scikit_learn.class_labels import number_labels
 from veltair.compiler.onnx.scikit_learn.class_maps import give_tensors
 from veltair.compiler.onnx.scikit_learn.text_encoders import spell_encoders
-from veltair.compiler.onnx.shape_inference import infer_shapes
+from veltair.compiler.onnx.shape_inference import infer_shapes, inferable
 from veltair.compiler.onnx.simplify import describe_error, save_model, simplify_model
 from veltair.errors import ModelError
 from veltair.machine.scratch import ScratchFolder
@@ -54,7 +53,7 @@ NEWEST_OPSET = 26  # likewise
 OPSET = 17  # older models are converted up to it
 MAX_BATCH = 32  # the limit of a dynamic batch where neither the caller nor the model states one
 PORT_TYPES = {"float32", "float64", "float16", "bool", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64))}
-RUN_ELSEWHERE = frozenset({ML_DOMAIN, "com.microsoft"})  # domains that ONNX Runtime has beside standard ONNX
+RUN_ELSEWHERE = frozenset({"ai.onnx.ml", "com.microsoft"})  # domains that ONNX Runtime has beside standard ONNX
 PROTOBUF_BYTES = 2**31 - 1
 
 
@@ -131,7 +130,7 @@ def load_model(
     stored = {} if whole else extract_quantised_tables(proto, path, frozenset(TEXTUAL))
     columns = extract_columns(proto, path, fallback=fallback)
     check_nodes(proto, path, columns_taken=True)
-    domains = {*STANDARD, *(RUN_ELSEWHERE if fallback else (ML_DOMAIN,))}
+    domains = {*STANDARD, "ai.onnx.ml", *(RUN_ELSEWHERE if fallback else ())}  # our kernels take much of that one
     check_written_operators(proto, domains, path)
     check_tensors(proto, path)
     held = held_bytes(proto)
@@ -228,7 +227,8 @@ def up_to_date(proto: onnx.ModelProto, path: Path, folder: Path) -> onnx.ModelPr
     """
     version = next(o.version for o in proto.opset_import if o.domain in STANDARD)
     try:
-        if any(not output.type.tensor_type.HasField("shape") for output in proto.graph.output):
+        whole = len(inferable(proto.graph)) == len(proto.graph.node)
+        if whole and any(not output.type.tensor_type.HasField("shape") for output in proto.graph.output):
             proto = onnx.shape_inference.infer_shapes(proto)
         with _stated_outputs(proto.graph):
             onnx.checker.check_model(str(save_model(proto, folder / "checked.onnx")))

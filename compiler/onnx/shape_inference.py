@@ -7,11 +7,18 @@ from pathlib import Path
 import onnx
 from onnx import helper
 
+from veltair.compiler.onnx.allowed_operators import STANDARD
 from veltair.compiler.onnx.constants import type_name
 from veltair.compiler.onnx.limits import KnownShapes
 from veltair.compiler.onnx.simplify import describe_error
 from veltair.errors import ModelError
 
+# ONNX's inference ends the process at these where an input's type is not known, as behind trees of older operator sets.
+CRASHING = frozenset({"DictVectorizer", "LabelEncoder", "EyeLike", "RegexFullMatch"})
+# Operators beside the standard ones whose outputs it knows in every version.
+TYPED = frozenset(
+    {"ArrayFeatureExtractor", "Binarizer", "CategoryMapper", "LabelEncoder", "OneHotEncoder"}
+)  # ONNX tells
 SHAPE_BYTES = 4096  # constants up to here may decide shapes; larger ones are hidden from shape inference
 
 
@@ -31,6 +38,19 @@ def infer_shapes(proto: onnx.ModelProto, batch: int, path: Path, *, values_too: 
     return known
 
 
+def inferable(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes, without those at which ONNX's inference may crash: an input's type cannot be told there."""
+    told = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer} | {""}
+    found = list[onnx.NodeProto]()
+    for node in graph.node:
+        known = told.issuperset(node.input)
+        if known or node.op_type not in CRASHING:
+            found.append(node)
+        if known and (node.domain in STANDARD or node.op_type in TYPED):
+            told.update(node.output)
+    return found
+
+
 def _outline(proto: onnx.ModelProto, batch: int) -> onnx.ModelProto:
     """Return what shape inference needs: the batch set, large constants as inputs, no stated shapes."""
     graph, small = proto.graph, []
@@ -42,7 +62,7 @@ def _outline(proto: onnx.ModelProto, batch: int) -> onnx.ModelProto:
             inputs[tensor.name] = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
     outputs = [o for o in graph.output if o.name not in inputs and o.name not in {t.name for t in graph.initializer}]
     outline = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
-    outline.graph.CopyFrom(helper.make_graph(graph.node, graph.name or "g", inputs.values(), outputs, small))
+    outline.graph.CopyFrom(helper.make_graph(inferable(graph), graph.name or "g", inputs.values(), outputs, small))
     for dim in (dim for value in outline.graph.input for dim in value.type.tensor_type.shape.dim[:1]):
         if not dim.HasField("dim_value"):
             dim.dim_value = batch

@@ -192,6 +192,24 @@ def test_trees_have_the_targets_that_they_have(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, np.where(x[:, :1] <= 0, [[1, 2]], [[3, 4]]))
 
 
+def test_labels_of_what_trees_give_compile(tmp_path: Path) -> None:
+    """ONNX infers no type of trees in older operator sets, and its inference crashed the process at their labels."""
+    leaves = {"target_treeids": [0, 0], "target_nodeids": [1, 2], "target_ids": [0, 0], "target_weights": [1.0, 2.0]}
+    labels = {"keys_floats": [1.0, 2.0], "values_strings": ["left", "right"], "default_string": "none"}
+    nodes = [
+        node("TreeEnsembleRegressor", ["x"], ["leaf"], domain=ML, n_targets=1, **stump(feature=0, value=0.0), **leaves),
+        node("LabelEncoder", ["leaf"], ["y"], domain=ML, **labels),
+    ]
+    path = saved(tmp_path / "net.onnx", nodes, [port("x", FLOAT, ["n", 3])], [port("y", STRING, ["n", 1])])
+    model = onnx.load(path)
+    model.opset_import[1].version = 2
+    onnx.save(model, path)
+    x = random.standard_normal((4, 3), np.float32)
+    expected = ort.InferenceSession(str(path)).run(None, {"x": x})[0]
+    with veltair.load(veltair.compile(path, tmp_path / "out", trials=0, precision="fp32")) as run:
+        np.testing.assert_array_equal(run({"x": x})["y"], expected)
+
+
 @pytest.mark.parametrize("kind", ["float64", "float16", "int16", "uint16", "uint32", "uint64"])
 def test_inputs_and_outputs_of_other_types(tmp_path: Path, kind: str) -> None:
     """scikit-learn's data is float64, and skl2onnx takes the type of the data that it is shown."""
