@@ -25,7 +25,7 @@ SHAPE_BYTES = 4096  # constants up to here may decide shapes; larger ones are hi
 def infer_shapes(proto: onnx.ModelProto, batch: int, path: Path, *, values_too: bool = True) -> KnownShapes:
     """What can be told at this batch size; without `values_too`, only what no computed value decides."""
     try:
-        found = onnx.shape_inference.infer_shapes(_outline(proto, batch), data_prop=values_too)
+        found = infer_outline(_outline(proto, batch), values_too=values_too)
     except Exception as error:  # ONNX raises whatever its checks raise
         raise ModelError(f"{path}: {describe_error(error)}") from None
     known: KnownShapes = {}
@@ -36,6 +36,15 @@ def infer_shapes(proto: onnx.ModelProto, batch: int, path: Path, *, values_too: 
             if -1 not in dims:
                 known[value.name] = (type_name(tensor.elem_type), tuple(dims))
     return known
+
+
+def infer_outline(outline: onnx.ModelProto, *, values_too: bool) -> onnx.ModelProto:
+    """ONNX's inference of a model that serves nothing else: it loses the nodes at which that may crash."""
+    nodes = inferable(outline.graph)
+    if len(nodes) < len(outline.graph.node):
+        del outline.graph.node[:]
+        outline.graph.node.extend(nodes)
+    return onnx.shape_inference.infer_shapes(outline, data_prop=values_too)
 
 
 def inferable(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
@@ -62,7 +71,7 @@ def _outline(proto: onnx.ModelProto, batch: int) -> onnx.ModelProto:
             inputs[tensor.name] = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
     outputs = [o for o in graph.output if o.name not in inputs and o.name not in {t.name for t in graph.initializer}]
     outline = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
-    outline.graph.CopyFrom(helper.make_graph(inferable(graph), graph.name or "g", inputs.values(), outputs, small))
+    outline.graph.CopyFrom(helper.make_graph(graph.node, graph.name or "g", inputs.values(), outputs, small))
     for dim in (dim for value in outline.graph.input for dim in value.type.tensor_type.shape.dim[:1]):
         if not dim.HasField("dim_value"):
             dim.dim_value = batch

@@ -14,7 +14,7 @@ from veltair.compiler.features.feature_description import ColumnInput
 from veltair.compiler.features.from_onnx.bucketize_pattern import TENSORFLOW
 from veltair.compiler.features.from_onnx.hash_buckets import is_hash
 from veltair.compiler.features.from_onnx.safety_steps import nodes_needed
-from veltair.compiler.onnx.shape_inference import inferable
+from veltair.compiler.onnx.shape_inference import infer_outline
 from veltair.errors import ModelError
 
 SMALL = 4096  # bytes; larger constants decide no shape
@@ -146,10 +146,7 @@ def _inferred(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     outline = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
     nodes = [_with_known_shape(node) for node in graph.node]
     outline.graph.CopyFrom(helper.make_graph(nodes, graph.name or "g", inputs, graph.output, small))
-    nodes = inferable(outline.graph)
-    del outline.graph.node[:]
-    outline.graph.node.extend(nodes)
-    found = onnx.shape_inference.infer_shapes(outline, data_prop=True).graph
+    found = infer_outline(outline, values_too=True).graph
     return [*found.value_info, *found.input, *found.output]
 
 

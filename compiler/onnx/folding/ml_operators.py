@@ -6,13 +6,13 @@ An operator that is not here, or has an option that is not, stays what it is and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import onnx
 
 from veltair.compiler.onnx.folding.expansion import Expansion, PartsOfNode
 from veltair.compiler.onnx.node_evaluation import TensorType
+from veltair.compiler.onnx.scikit_learn.class_scores import TRANSFORMS, add_best_class, add_probabilities
 from veltair.compiler.onnx.scikit_learn.tree_classifier import tree_classifier
 
 DOMAIN = "ai.onnx.ml"
@@ -154,17 +154,13 @@ def _linear_regressor(parts: PartsOfNode, kind: TensorType) -> bool:
 def _linear_classifier(parts: PartsOfNode, kind: TensorType) -> bool:
     """Expand a classifier of two classes or more, each with coefficients of its own and a number for a label."""
     labels, after = np.array(parts.given("classlabels_ints", []), np.int64), parts.given("post_transform", b"NONE")
-    kinds = {b"NONE": "Identity", b"SOFTMAX": "Softmax", b"LOGISTIC": "Sigmoid"}
-    if labels.size < 2 or after not in kinds:
+    if labels.size < 2 or after not in TRANSFORMS:
         return False
     scores = _scores(parts, kind, labels.size)
     if not scores:
         return False
-    best = parts.add("ArgMax", [scores], axis=1, keepdims=0)
-    parts.add("Gather", [parts.array(labels), best], parts.fused.output[0], axis=0)
-    if len(parts.fused.output) > 1:
-        options: dict[str, Any] = {"axis": 1} if after == b"SOFTMAX" else {}
-        parts.add(kinds[after], [scores], parts.fused.output[1], **options)
+    add_best_class(parts, scores, labels)
+    add_probabilities(parts, scores, after)
     return True
 
 

@@ -15,6 +15,7 @@ from veltair.compiler.onnx.folding.expansion import PartsOfNode
 from veltair.compiler.onnx.folding.opaque_nodes import OWN_DOMAIN
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.node_evaluation import TensorType
+from veltair.compiler.onnx.scikit_learn.class_scores import TRANSFORMS, add_best_class, add_probabilities
 from veltair.compiler.onnx.scikit_learn.tree_ensemble import REGRESSOR, read_trees
 from veltair.errors import ModelError
 
@@ -26,7 +27,7 @@ def tree_classifier(parts: PartsOfNode, kind: TensorType) -> bool:
     stated = {name: parts.given(name, []) for name in SCORES}
     labels, ids = np.array(stated["classlabels_int64s"], np.int64), np.array(stated["class_ids"], np.int64)
     after, base = parts.given("post_transform", b"NONE"), len(stated["base_values"])
-    if not ids.size or after not in (b"NONE", b"LOGISTIC", b"SOFTMAX"):
+    if not ids.size or after not in TRANSFORMS:
         return False
     if labels.size == 2 and (ids == ids[0]).all() and base < 2:
         if not (scores := _scores(parts, kind, targets=1)):
@@ -41,9 +42,8 @@ def tree_classifier(parts: PartsOfNode, kind: TensorType) -> bool:
     if labels.size > 2 and (base == labels.size or (not base and _every_class_has_scores(parts, stated, labels.size))):
         if not (scores := _scores(parts, kind, targets=labels.size)):
             return False
-        best = parts.add("ArgMax", [scores], axis=1, keepdims=0)
-        parts.add("Gather", [parts.array(labels), best], parts.fused.output[0], axis=0)
-        _transformed(parts, _as_floats(parts, scores, kind), after)
+        add_best_class(parts, scores, labels)
+        add_probabilities(parts, _as_floats(parts, scores, kind), after)
         return True
     return False
 
@@ -94,15 +94,6 @@ def _both_classes(parts: PartsOfNode, scores: str, after: bytes, *, positive: bo
     if after == b"LOGISTIC":
         both = [parts.add("Sigmoid", [side]) for side in both]
     parts.add("Concat", both, parts.fused.output[1], axis=1)
-
-
-def _transformed(parts: PartsOfNode, scores: str, after: bytes) -> None:
-    if len(parts.fused.output) < 2:
-        return
-    name, options = {"NONE": ("Identity", {}), "LOGISTIC": ("Sigmoid", {}), "SOFTMAX": ("Softmax", {"axis": 1})}[
-        after.decode()
-    ]
-    parts.add(name, [scores], parts.fused.output[1], **options)
 
 
 def _every_class_has_scores(parts: PartsOfNode, stated: dict[str, Any], classes: int) -> bool:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.costs.level_grid import SOLO
+from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.running_block import RunningBlock
 from veltair.scheduler.state import SchedulerState
 
@@ -49,16 +50,19 @@ class Correction:
         """The ratio for a block on that many cores."""
         return self.one_core if cores == 1 else self.several
 
+    def least_rest_ns(self, costs: ProfileCosts, level: int, start: int) -> float:
+        """What layers from `start` on take, on one core or on the number of cores on which they are fastest."""
+        on_one_ns = costs.rest_on_one_ns[level][start] * self.one_core
+        return min(on_one_ns, costs.least_rest_ns[level][start] * self.several)
+
 
 Corrections: TypeAlias = defaultdict[str, Correction]  # by tenant
 
 
 def remaining_ns(state: SchedulerState, active: ActiveQuery, correction: Correction) -> float:
     """What is left of the query after the block that runs, on the cores on which that is fastest."""
-    costs, start = active.costs, active.next_layer
     level = state.steady.index if state.in_flight else SOLO
-    on_one_ns = costs.rest_on_one_ns[level][start] * correction.one_core
-    return min(on_one_ns, costs.least_rest_ns[level][start] * correction.several)
+    return correction.least_rest_ns(active.costs, level, active.next_layer)
 
 
 def remaining_core_ns(active: ActiveQuery, correction: Correction, now_ns: int) -> float:

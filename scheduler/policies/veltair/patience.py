@@ -44,7 +44,7 @@ class Patience:
         """A query has come."""
         name, costs, correction = active.tenant.name, active.costs, self._corrections[active.tenant.name]
         on_one_ns = costs.rest_on_one_ns[SOLO][0] * correction.one_core
-        wait_ns = active.qos_ns - min(on_one_ns, costs.least_rest_ns[SOLO][0] * correction.several)
+        wait_ns = active.qos_ns - correction.least_rest_ns(costs, SOLO, 0)
         cores = 1 if 2 * on_one_ns <= active.qos_ns else costs.cores_for_rest(SOLO, 0, active.qos_ns // 2)
         self._tenants[name] = _Waiting(now_ns, wait_ns, cores)
         self._least_ns = min(self._least_ns, wait_ns)
