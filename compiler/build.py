@@ -25,6 +25,7 @@ from veltair.compiler.quantisation.samples import SampleSource
 from veltair.compiler.stitch.alternatives import ALTERNATIVES
 from veltair.compiler.stitch.regions import import_region
 from veltair.compiler.timing.measure import Meter
+from veltair.compiler.tuning.bf16_fitness import suits_bf16
 from veltair.compiler.tuning.implementation_choice import Alternatives
 from veltair.compiler.tuning.kernel_cache import KernelCache
 from veltair.compiler.tuning.precision import Precision, dots_pay, pick_precision
@@ -94,7 +95,7 @@ def compile_model(
     that works.
     """
     offered = isa_features(isa, cpu_features())
-    chosen = pick_precision(precision, offered, isa, dots_pay)
+    chosen = pick_precision(precision, offered, isa, dots_pay, lambda: suits_bf16(parse_model(onnx)))
     used = offered if chosen == "bf16" else offered & ISAS["avx512"]  # fp32 code has no use for the rest
     phase_dump = PhaseDump(dump) if dump else None
     with ExitStack() as stack:

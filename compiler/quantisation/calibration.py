@@ -23,6 +23,7 @@ from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 from rich.progress import Progress
 
 from veltair.compiler.onnx.onnx_model import parse_model, up_to_date
+from veltair.compiler.onnx.shape_inference import inferable
 from veltair.compiler.onnx.simplify import describe_error, simplify_model
 from veltair.compiler.quantisation.chosen_nodes import CHOSEN, PRODUCTS, is_quantised, left_in_floats, read_unrounded
 from veltair.compiler.quantisation.samples import Samples, SampleSource, model_inputs, read_samples
@@ -67,6 +68,7 @@ def calibrate(path: Path, source: SampleSource, folder: Path, progress: Progress
     target = folder / f"{path.stem}.onnx"
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         simple = _simplified(path, proto, Path(scratch))
+        _check_types(simple.graph, path)
         ranks = _ranks(Path(scratch))
         excluded = left_in_floats(simple.graph, ranks)
         if not any(node.op_type in PRODUCTS and node.name not in excluded for node in simple.graph.node):
@@ -100,6 +102,14 @@ def calibrate(path: Path, source: SampleSource, folder: Path, progress: Progress
     made.metadata_props.extend(entry for entry in metadata if entry.key not in kept)
     onnx.save(made, target)
     return target, samples.runs
+
+
+def _check_types(graph: onnx.GraphProto, path: Path) -> None:
+    """Raises ModelError where ONNX's inference, which the tool asks too, would end the process."""
+    told = {node.output[0] for node in inferable(graph)}
+    for node in graph.node:
+        if node.output[0] not in told:
+            raise ModelError(f"{path}: node {node.name!r}: cannot be calibrated: the type of its input is not known")
 
 
 def _check_scales(graph: onnx.GraphProto, path: Path) -> None:

@@ -29,18 +29,23 @@ SUMS, DEPTH, ROUNDS = 24, 512, 8  # vectors of sums, which hide the latency; num
 
 
 def pick_precision(
-    wanted: Precision, features: frozenset[str], isa: str | None, dots_pay: Callable[[], bool]
+    wanted: Precision,
+    features: frozenset[str],
+    isa: str | None,
+    dots_pay: Callable[[], bool],
+    suits: Callable[[], bool],
 ) -> Literal["fp32", "bf16"]:
     """What a model is compiled to.
 
     "auto" is bf16 with AMX tiles, and with AVX-512-bf16 alone where its dot products are fast: they take as long as a
-    product of floats on some CPUs (Zen 5), four times as long on others (Sapphire Rapids). "int8" is as "auto": it is
-    what the layers compute in that do not multiply 8-bit integers.
+    product of floats on some CPUs (Zen 5), four times as long on others (Sapphire Rapids). It is fp32 for models that
+    bf16 does not suit. "int8" is as "auto": it is what the layers compute in that do not multiply 8-bit integers.
 
     Args:
         features: those that the code may use.
         isa: that was asked for, of which they are; None: all of this CPU.
         dots_pay: asked where it matters alone, since it takes half a second.
+        suits: whether bf16 suits the model (`bf16_fitness`); asked where it matters alone.
 
     Raises ConfigError for bf16 without instructions for it, on this CPU or within the instruction set asked for.
     """
@@ -51,9 +56,9 @@ def pick_precision(
         )
     if wanted in ("fp32", "bf16"):
         return wanted
-    if "amx_bf16" in features or ("avx512_bf16" in features and dots_pay()):
-        return "bf16"
-    return "fp32"
+    if not features & {"amx_bf16", "avx512_bf16"} or not suits():
+        return "fp32"
+    return "bf16" if "amx_bf16" in features or dots_pay() else "fp32"
 
 
 def dots_pay() -> bool:

@@ -237,7 +237,7 @@ def decisions(args: argparse.Namespace, artifact: Artifact) -> Iterator[str]:
             "states the error, and --precision fp32 avoids it."
         )
     elif args.precision == "auto":
-        yield "It computes in float32: bfloat16 is not faster on this CPU."
+        yield "It computes in float32: bfloat16 is not faster on this CPU, or not exact enough for such a model."
     if integer := _int8_layers(manifest):
         yield f"{integer} of {len(manifest.layers)} layers multiply 8-bit integers; `veltair inspect` names them."
     if (dimension := manifest.dimension) is not None:

@@ -18,6 +18,7 @@ from onnx_nets import run as run_layers
 
 import veltair
 from veltair.compiler.onnx.onnx_model import load_model
+from veltair.compiler.quantisation.calibration import calibrate
 from veltair.errors import ModelError
 
 ML, FLOAT, INT64, STRING = "ai.onnx.ml", TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
@@ -192,22 +193,39 @@ def test_trees_have_the_targets_that_they_have(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, np.where(x[:, :1] <= 0, [[1, 2]], [[3, 4]]))
 
 
-def test_labels_of_what_trees_give_compile(tmp_path: Path) -> None:
-    """ONNX infers no type of trees in older operator sets, and its inference crashed the process at their labels."""
+def labels_of_trees(path: Path) -> Path:
+    """Labels of what trees give, behind a dense layer: ONNX infers no type of trees in older operator sets."""
     leaves = {"target_treeids": [0, 0], "target_nodeids": [1, 2], "target_ids": [0, 0], "target_weights": [1.0, 2.0]}
+    trees = {"n_targets": 1, **stump(feature=0, value=0.0), **leaves}
     labels = {"keys_floats": [1.0, 2.0], "values_strings": ["left", "right"], "default_string": "none"}
     nodes = [
-        node("TreeEnsembleRegressor", ["x"], ["leaf"], domain=ML, n_targets=1, **stump(feature=0, value=0.0), **leaves),
+        node("MatMul", ["x", "w"], ["moved"]),
+        node("TreeEnsembleRegressor", ["moved"], ["leaf"], domain=ML, **trees),
         node("LabelEncoder", ["leaf"], ["y"], domain=ML, **labels),
     ]
-    path = saved(tmp_path / "net.onnx", nodes, [port("x", FLOAT, ["n", 3])], [port("y", STRING, ["n", 1])])
+    saved(path, nodes, [port("x", FLOAT, ["n", 3])], [port("y", STRING, ["n", 1])])
     model = onnx.load(path)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32), "w"))
     model.opset_import[1].version = 2
     onnx.save(model, path)
+    return path
+
+
+def test_labels_of_what_trees_give_compile(tmp_path: Path) -> None:
+    """ONNX's inference crashed the process at them; and trees compare what is computed in floats."""
+    path = labels_of_trees(tmp_path / "net.onnx")
     x = random.standard_normal((4, 3), np.float32)
     expected = ort.InferenceSession(str(path)).run(None, {"x": x})[0]
-    with veltair.load(veltair.compile(path, tmp_path / "out", trials=0, precision="fp32")) as run:
+    artifact = veltair.compile(path, tmp_path / "out", trials=0)
+    assert artifact.manifest.precision == "fp32"
+    with veltair.load(artifact) as run:
         np.testing.assert_array_equal(run({"x": x})["y"], expected)
+
+
+def test_labels_of_what_trees_give_are_not_calibrated(tmp_path: Path) -> None:
+    path = labels_of_trees(tmp_path / "net.onnx")
+    with pytest.raises(ModelError, match=r"node 'LabelEncoder_2': cannot be calibrated: the type of its input"):
+        calibrate(path, {"x": random.standard_normal((4, 3), np.float32)}, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["float64", "float16", "int16", "uint16", "uint32", "uint64"])
