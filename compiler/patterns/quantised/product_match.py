@@ -24,6 +24,7 @@ from veltair.compiler.patterns.quantised.quantum import (
     dequantised,
     quantised_behind,
 )
+from veltair.compiler.patterns.vision.live_taps import live_taps
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,9 @@ def _windows(node: onnx.NodeProto, given: IntegerWeight, view: ModelView) -> Pro
     pads = padding(node, shape[2:], out[2:], tuple(kernel), strides, dilations)
     if min(pads) < 0:
         return None
+    taps, dilations, pads = live_taps(weight.steps, shape[2:], out[2:], strides, dilations, pads)
     depthwise = groups == shape[1] == channels and groups > 1
-    joined = (weight.steps.reshape(channels, -1).T, 1) if depthwise else join_groups(weight.steps, groups)
+    joined = (taps.reshape(channels, -1).T, 1) if depthwise else join_groups(taps, groups)
     if joined is None:
         return None
     rows, groups = joined
@@ -121,7 +123,7 @@ def _windows(node: onnx.NodeProto, given: IntegerWeight, view: ModelView) -> Pro
         np.zeros(channels, np.float32),
         node.output[0],
         weight.zero,
-        Window((kernel[0], kernel[1]), strides, dilations, tuple(pads)),
+        Window((taps.shape[2], taps.shape[3]), strides, dilations, pads),
         depthwise,
         groups,
     )

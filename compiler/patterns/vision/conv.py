@@ -16,6 +16,7 @@ from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.onnx.node_attributes import attribute, padding
 from veltair.compiler.patterns.epilogue import Epilogue
 from veltair.compiler.patterns.vision.channel_shuffle import shuffle_behind
+from veltair.compiler.patterns.vision.live_taps import live_taps
 
 MAX_FOLDED_CHANNELS = 4  # up to this many input channels (an image), a convolution takes them as one innermost block
 # Up to this many groups are computed as one convolution with zeros between them, if a channel shuffle comes behind that
@@ -39,6 +40,8 @@ def conv(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     pads = padding(node, shape[2:], out[2:], kernel, strides, dilations)
     if min(pads) < 0:
         return False
+    weight, dilations, pads = live_taps(weight, shape[2:], out[2:], strides, dilations, pads)
+    kernel = tuple(weight.shape[2:])
     x = builder.to_blocked(node.input[0], shape[1] if shape[1] <= MAX_FOLDED_CHANNELS and not depthwise else None)
     epilogue = Epilogue.behind(node, view, builder)
     output, swallowed = epilogue.output, epilogue.swallowed
