@@ -6,6 +6,9 @@ Each input value, or pair of neighbouring channels, is broadcast against the wei
 The weights of a group, its panel, are read once for each tile of the task. Meanwhile the next group's panel is
 prefetched, a share with each tile, so that weights that come from memory come at an even rate.
 
+Most taps of a filter that is dilated as wide as the image read padding. A tile leaves out those that do so for all of
+its outputs.
+
 Where the layer ends with a pool over 2 x 2 neighbours, an output is the greatest of four sums.
 """
 
@@ -28,7 +31,12 @@ from veltair.compiler.codegen.weight_packing import pack_bf16_pairs, pad_axis
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.conv.conv_algorithm import ConvAlgorithm
-from veltair.compiler.kernels.conv.conv_geometry import ConvGeometry, fitting_group_sizes, where_present
+from veltair.compiler.kernels.conv.conv_geometry import (
+    ConvGeometry,
+    fitting_group_sizes,
+    skips_padding,
+    where_present,
+)
 from veltair.compiler.kernels.conv.conv_weights import InputRange, fold_columns, folds_columns, input_range
 from veltair.compiler.kernels.conv.register_tiles import (
     UNROLL,
@@ -43,6 +51,9 @@ from veltair.compiler.kernels.conv.register_tiles import (
     strip_cycles,
 )
 
+L2_BYTES = 2 << 20  # of recent CPUs; each tile reads a panel beyond it from L3
+L3_CYCLES = 5.0  # that a vector of weights takes from there
+
 
 def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
     """pixels: outputs of a register tile; channels: its vectors; rows: output rows of a task."""
@@ -54,15 +65,25 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
     for channels in fitting_group_sizes(blocks, sizes):
         most = max_tile_outputs(channels, features) // pooled
         for pixels in sorted({most, -(-most * 2 // 3)}):
-            strip_rows = rows_per_strip(oh, ow, pixels, channels, each)
+            strip_rows = _rows_per_strip(spec, pixels, channels, features)
             outputs = strip_rows * ow
             cost = strip_cycles(outputs, pixels, channels, each) / (outputs * channels * each)
             if VALUES_PER_STEP[spec.inputs[0].dtype] > 1:
                 cost += 0.25 / pixels  # a weight's bytes are used twice as fast: few tiles should read them
+            elif channels * LANES * spec.weights["weight"][0].nbytes > L2_BYTES:
+                cost = max(cost, L3_CYCLES / pixels)
             for rows, penalty in rows_of_tasks(oh, strip_rows, -(-blocks // channels)):
                 point: Point = {"algorithm": ConvAlgorithm.DIRECT.value, "channels": channels}
                 found.append((cost + penalty, point | {"pixels": pixels, "rows": rows}))
     return promising_points(found)
+
+
+def _rows_per_strip(spec: LayerSpec, pixels: int, channels: int, features: frozenset[str]) -> int:
+    """One where taps are left out: a tile of several rows meets most of them."""
+    if skips_padding(spec):
+        return 1
+    oh, ow = spec.outputs[0].shape[2:]
+    return rows_per_strip(oh, ow, pixels, channels, registers_per_vector(features))
 
 
 def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
@@ -108,9 +129,8 @@ class _DirectConvolution:
         self.pooled = sums_per_output(spec)
         self.output_vectors, self.chunks = -(-self.y.shape[1] // LANES), -(-self.height // self.rows)
         self.group_width = self.channels * LANES  # output channels of a group
-        self.strip_rows = rows_per_strip(
-            self.height, self.width, self.pixels, self.channels, registers_per_vector(features)
-        )
+        self.skips = skips_padding(spec)
+        self.strip_rows = _rows_per_strip(spec, self.pixels, self.channels, features)
         # The weights: a panel for each group, of `inner` steps for each block and tap.
         self.values = VALUES_PER_STEP[self.x.dtype]
         panels, reads = _pack_panels(spec, self.group_width)
@@ -165,16 +185,26 @@ class _DirectConvolution:
             tap_number = T.bind((b * self.kernel_rows + u) * self.kernel_columns + v)
             tap = _Tap(T.bind(self.first_block(group) + b), u, v, tap_number)
             self._prefetch_panel(group, number, tap)
-            turns = self.turns
-            if self.last_turns < self.turns:
-                turns = T.bind(T.Select(tap.block < self.last_block, T.int32(self.turns), T.int32(self.last_turns)))
-            with T.serial(0, turns) as turn:
-                for k in range(self.unroll):
-                    self._reduction_step(image, group, sources, tap, turn * self.unroll + k)
+            with when(*self._meets_image(sources[0], sources[-1], tap)):
+                turns = self.turns
+                if self.last_turns < self.turns:
+                    turns = T.bind(T.Select(tap.block < self.last_block, T.int32(self.turns), T.int32(self.last_turns)))
+                with T.serial(0, turns) as turn:
+                    for k in range(self.unroll):
+                        self._reduction_step(image, group, sources, tap, turn * self.unroll + k)
         for p, (row, column) in enumerate(outputs):
             for c in range(self.channels):
                 with where_present(self.output_vectors, self.channels, group, c):
                     self._finish_output(image, group, p, row, column, c)
+
+    def _meets_image(self, first: tuple[Expr, Expr], last: tuple[Expr, Expr], tap: _Tap) -> list[Expr]:
+        """Whether a tap reads more than padding for the outputs of a row from the first to the last."""
+        if not self.skips:
+            return []
+        begin, end = (self.geometry.input_position(*output, tap.u, tap.v) for output in (first, last))
+        halo, (height, width) = self.x.halo, self.x.shape[2:]
+        rows = end[0] >= halo.top, begin[0] < halo.top + height
+        return [*rows, end[1] >= halo.left, begin[1] < halo.left + width]
 
     def _pooled_sources(self, row: Expr, column: Expr) -> list[tuple[Expr, Expr]]:
         """The convolution's outputs of which one output of the layer is the greatest."""

@@ -12,6 +12,8 @@ from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
 
+MOST_LIVE = 0.8  # of the products; where more of them read the image, asking gains nothing
+
 
 class RowsColumns(NamedTuple):
     """One number for the vertical direction and one for the horizontal.
@@ -58,6 +60,23 @@ class ConvGeometry:
             row * self.stride.rows + u * self.dilation.rows + self.first_tap.rows,
             column * self.stride.columns + v * self.dilation.columns + self.first_tap.columns,
         )
+
+
+def live_share(spec: LayerSpec) -> float:
+    """The part of a convolution's products that read the image: the others read padding."""
+    conv, geometry = spec.parameters_as(Conv2dParameters), ConvGeometry.of_layer(spec)
+    share = 1.0
+    for axis, extent in enumerate(spec.inputs[0].shape[2:]):
+        starts = [output * geometry.stride[axis] - conv.pads[axis] for output in range(geometry.output[axis])]
+        reads = [start + tap * geometry.dilation[axis] for start in starts for tap in range(geometry.kernel[axis])]
+        share *= sum(0 <= place < extent for place in reads) / len(reads)
+    return share
+
+
+def skips_padding(spec: LayerSpec) -> bool:
+    """Whether direct convolution asks of each tap and tile whether they meet the image: of wide dilated filters."""
+    conv = spec.parameters_as(Conv2dParameters)
+    return conv.pooled is None and max(conv.dilations) > 1 and live_share(spec) < MOST_LIVE
 
 
 def balanced_parts(total: int, most: int) -> list[tuple[int, int, int]]:

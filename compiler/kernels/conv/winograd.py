@@ -7,10 +7,14 @@ weights that are 1.8 and 4 times larger and roundings that grow with m.
 A task takes `tiles` output tiles and a share of the output channels: it transforms the inputs of its tiles into a
 scratch about the size of L2, then for each group of output channels multiplies for each of the (m + 2)^2 places
 (tiles x IC) by (IC x group) and transforms back. The weights are packed in the order of their use and prefetched.
+
+A dilated convolution is as many convolutions as it skips pixels in both directions, each of every nth row and column:
+the outputs of a tile lie as far apart as the taps.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -31,6 +35,8 @@ from veltair.compiler.kernels.conv.conv_geometry import (
     RowsColumns,
     balanced_parts,
     fitting_group_sizes,
+    live_share,
+    skips_padding,
     where_present,
 )
 from veltair.compiler.kernels.conv.register_tiles import UNROLL, max_tile_outputs, registers_per_vector
@@ -53,7 +59,7 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
     """
     geometry, one = ConvGeometry.of_layer(spec), RowsColumns(1, 1)
     oh, ow = geometry.output
-    fits = geometry.kernel == (3, 3) and geometry.stride == geometry.dilation == one
+    fits = geometry.kernel == (3, 3) and geometry.stride == one
     if not fits or spec.inputs[0].block != LANES or min(oh, ow) < 4:
         return []
     blocks = -(-spec.outputs[0].shape[1] // LANES)
@@ -62,7 +68,7 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
     groups = -(-blocks // channels)
     found: list[Point] = []
     for m in sorted(WEIGHT_TRANSFORMS, key=lambda m: estimated_cycles(spec, m, features)):
-        count = -(-oh // m) * -(-ow // m)
+        count = math.prod(_tile_grid(geometry, m))
         row_bytes = (m + 2) ** 2 * -(-spec.inputs[0].shape[1] // LANES) * LANES * 4  # for one tile or output channel
         if row_bytes * blocks * LANES > MAX_WEIGHT_BYTES:
             continue
@@ -77,11 +83,21 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
 
 def estimated_cycles(spec: LayerSpec, m: int, features: frozenset[str]) -> float:
     """Cycles for each pair of an input and an output channel; m = 1 is direct convolution."""
-    oh, ow = ConvGeometry.of_layer(spec).output
-    each = registers_per_vector(features)
-    products = -(-oh // m) * -(-ow // m) * (m + 2) ** 2 * each / 32  # a cycle makes 32, or 16 in AVX2
+    geometry, each = ConvGeometry.of_layer(spec), registers_per_vector(features)
+    places = (m + 2) ** 2 * math.prod(_tile_grid(geometry, m) if m > 1 else geometry.output)
+    if m == 1 and skips_padding(spec):
+        places *= live_share(spec)
+    products = places * each / 32  # a cycle makes 32, or 16 in AVX2
     # Transforms; weights come at 8 bytes a cycle, at 4 in the panels of AVX2, which are narrower.
     return products * (1.45 if m > 1 else 1.1) + (m + 2) ** 2 * each / 2
+
+
+def _tile_grid(geometry: ConvGeometry, m: int) -> RowsColumns:
+    """Rows and columns of tiles, of all the convolutions that a dilated one is."""
+    rows, columns = (
+        step * -(-extent // (step * m)) for step, extent in zip(geometry.dilation, geometry.output, strict=True)
+    )
+    return RowsColumns(rows, columns)
 
 
 def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
@@ -116,9 +132,8 @@ class _WinogradConvolution:
             int(point[key]) for key in ("m", "tiles", "channels", "splits")
         )
         self.side, self.width = self.m + 2, self.channels * LANES  # of an input tile; of a group of output channels
-        oh, ow = self.geometry.output
-        self.tiles_across = -(-ow // self.m)
-        self.tile_count = -(-oh // self.m) * self.tiles_across
+        grid = _tile_grid(self.geometry, self.m)
+        self.tiles_across, self.tile_count = grid.columns, math.prod(grid)
         self.chunks = -(-self.tile_count // self.tiles)
         self.blocks, self.output_blocks = -(-self.x.shape[1] // LANES), -(-self.y.shape[1] // LANES)
         self.groups_per_split = -(-self.output_blocks // self.channels) // self.splits
@@ -159,10 +174,11 @@ class _WinogradConvolution:
 
     def _transform_inputs(self, image: Expr, tile: Expr, slot: Expr) -> None:
         """Transform the inputs of one tile; what reaches past the tensor repeats its last row or column."""
-        (top, left), across, side = self.geometry.first_tap, self.tiles_across, self.side
-        bottom, right = self.x.physical[2] - 1, self.x.physical[3] - 1
-        rows = [T.bind(T.min(tile // across * self.m + top + i, bottom)) for i in range(side)]
-        columns = [T.bind(T.min(tile % across * self.m + left + j, right)) for j in range(side)]
+        side, bottom, right = self.side, self.x.physical[2] - 1, self.x.physical[3] - 1
+        (row, column), (down, across) = self._first_output(tile), self.geometry.dilation
+        top, left = row + self.geometry.first_tap.rows, column + self.geometry.first_tap.columns
+        rows = [T.bind(T.min(top + i * down, bottom)) for i in range(side)]
+        columns = [T.bind(T.min(left + j * across, right)) for j in range(side)]
         with T.serial(0, self.blocks) as b:
             half = [
                 _bind_all(_transform_input_line([vector_load(self.X, image, b, row, column, 0) for row in rows]))
@@ -172,6 +188,15 @@ class _WinogradConvolution:
                 line = _transform_input_line([half[column][i] for column in range(side)])
                 for j, value in enumerate(line):
                     T.buffer_store(self.V, value, [i * side + j, b, slot, ramp(0)])
+
+    def _first_output(self, tile: Expr) -> tuple[Expr, Expr]:
+        """Where the outputs of a tile begin; they lie as far apart as the taps."""
+        places = tile // self.tiles_across, tile % self.tiles_across
+        row, column = (
+            place * self.m if step == 1 else place // step * (step * self.m) + place % step
+            for place, step in zip(places, self.geometry.dilation, strict=True)
+        )
+        return row, column
 
     def _multiply_places(self, group: Expr) -> None:
         """The products of all tiles with a group's weights, place by place, in parts that fit the registers."""
@@ -207,7 +232,7 @@ class _WinogradConvolution:
     def _transform_outputs(self, image: Expr, tile: Expr, slot: Expr, block: Expr, lane: int) -> None:
         """Transform the products of one tile and block of channels back to outputs, and finish these."""
         (oh, ow), side, m = self.geometry.output, self.side, self.m
-        row, column = T.bind(tile // self.tiles_across * m), T.bind(tile % self.tiles_across * m)
+        (row, column), (down, across) = map(T.bind, self._first_output(tile)), self.geometry.dilation
         half = [
             _bind_all(_transform_output_line([self.M[i * side + j, slot, ramp(lane)] for i in range(side)]))
             for j in range(side)
@@ -216,8 +241,9 @@ class _WinogradConvolution:
         for i in range(m):
             line = _bind_all(_transform_output_line([half[k][i] for k in range(side)]))
             for j, value in enumerate(line):
-                with when(T.And(row + i < oh, column + j < ow)):
-                    self._finish_output(image, block, row + i, column + j, value + start)
+                at = (row + i * down, column + j * across)
+                with when(T.And(at[0] < oh, at[1] < ow)):
+                    self._finish_output(image, block, *at, value + start)
 
     def _finish_output(self, image: Expr, block: Expr, row: Expr, column: Expr, result: Expr) -> None:
         """The epilogue of 16 channels of an output: residual, activation, and store."""

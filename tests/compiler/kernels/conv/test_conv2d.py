@@ -37,6 +37,9 @@ def check(spec: LayerSpec, every: int, mcpu: str = "") -> set[str]:
         pytest.param(convolution((20, 64), (14, 14), 3, residual=True), id="several chunks of tiles"),
         pytest.param(convolution((16, 170), (9, 10), 3, residual=True), id="a last group that is not full"),
         pytest.param(convolution((16, 32), (6, 30), 3, pads=(0, 2, 1, 0)), id="asymmetric pads"),
+        pytest.param(convolution((20, 32), (15, 13), 3, dilation=2, pads=(2,) * 4, residual=True), id="every second"),
+        pytest.param(convolution((32, 64), (17, 16), 3, dilation=6, pads=(6,) * 4), id="taps far apart"),
+        pytest.param(convolution((20, 32), (9, 14), 3, dilation=3, pads=(2, 5, 4, 1), batch=2), id="and not centred"),
     ],
 )
 def test_winograd_and_direct_agree_with_onnx_runtime(spec: LayerSpec) -> None:
@@ -53,6 +56,8 @@ def test_winograd_and_direct_agree_with_onnx_runtime(spec: LayerSpec) -> None:
         pytest.param(convolution((20, 20), (1, 1), 1, batch=3), id="one output"),
         pytest.param(convolution((20, 20), (5, 3), 3, dilation=2, pads=(2, 2, 2, 2)), id="dilation"),
         pytest.param(convolution((24, 24), (10, 10), 5), id="5x5"),
+        pytest.param(convolution((20, 40), (16, 33), 5, dilation=9, pads=(18,) * 4, residual=True), id="wide dilation"),
+        pytest.param(convolution((20, 20), (31, 9), 3, dilation=7, stride=2, pads=(7, 9, 7, 9)), id="and a stride"),
     ],
 )
 def test_direct_where_winograd_cannot(spec: LayerSpec) -> None:
