@@ -13,7 +13,7 @@ from veltair.compiler.kernels.fallback.onnxruntime_space import OnnxRuntimeSpace
 from veltair.compiler.kernels.feature_maps.channel_norms import L2Normalize, Lrn
 from veltair.compiler.kernels.feature_maps.concat import Concat
 from veltair.compiler.kernels.feature_maps.elementwise import Elementwise
-from veltair.compiler.kernels.feature_maps.layout_transform import ChannelsLast, Copy, ToBlocked, ToPlain
+from veltair.compiler.kernels.feature_maps.layout_transform import ChannelsLast, Copy, DepthToSpace, ToBlocked, ToPlain
 from veltair.compiler.kernels.feature_maps.pool import GlobalAveragePool, Pool2d
 from veltair.compiler.kernels.feature_maps.squeeze_excite import SqueezeExcite
 from veltair.compiler.kernels.generic.generic import Generic
@@ -78,6 +78,7 @@ SPACES: dict[str, Space] = {
     "lrn": Lrn(),
     "l2_normalize": L2Normalize(),
     "channels_last": ChannelsLast(),
+    "depth_to_space": DepthToSpace(),
     "to_blocked": ToBlocked(),
     "to_plain": ToPlain(),
     "copy": Copy(),

@@ -39,6 +39,7 @@ from veltair.compiler.patterns.quantised.float_roundings import round_as_floats
 from veltair.compiler.patterns.recommendation.feature_columns import round_columns
 from veltair.compiler.patterns.sequence.picked_positions import pick_positions_first
 from veltair.compiler.patterns.vision.signals import signals_as_images
+from veltair.compiler.patterns.vision.transposed import transposed_as_convolutions
 from veltair.compiler.patterns.vision.volumes import volumes_as_images
 from veltair.compiler.references.quantised_reference import quantised_tolerance
 from veltair.compiler.stitch.alternatives import ALTERNATIVES
@@ -144,10 +145,9 @@ def join_features(compilation: Compilation) -> None:
 def find_patterns(lowering: Lowering) -> None:
     """Find the groups of nodes that one layer computes."""
     model = lowering.features.model if lowering.features else lowering.model
-    model = pick_positions_first(ModelView(model, lowering.precision))
-    model = volumes_as_images(ModelView(model, lowering.precision))
-    model = signals_as_images(ModelView(model, lowering.precision))
-    model = round_as_floats(ModelView(model, lowering.precision))
+    images = transposed_as_convolutions, volumes_as_images, signals_as_images
+    for rewrite in (pick_positions_first, *images, round_as_floats):
+        model = rewrite(ModelView(model, lowering.precision))
     lowering.view = by_operator.find_matches(ModelView(model, lowering.precision))
 
 

@@ -36,6 +36,7 @@ from veltair.compiler.patterns.views import alias
 from veltair.compiler.patterns.vision.channel_norms import l2_normalize, lrn
 from veltair.compiler.patterns.vision.channels_last import channels_last
 from veltair.compiler.patterns.vision.conv import conv
+from veltair.compiler.patterns.vision.depth_to_space import depth_to_space
 from veltair.compiler.patterns.vision.pool import global_pool, pool
 from veltair.compiler.patterns.vision.squeeze_excite import squeeze_excite
 from veltair.errors import ModelError
@@ -70,6 +71,7 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     "LRN": (lrn,),
     "ReduceL2": (l2_normalize,),
     "Transpose": (channels_last,),
+    "DepthToSpace": (depth_to_space,),
     "Reshape": (channels_last, alias),
     "Flatten": (alias,),
     "Squeeze": (lookups, alias),

@@ -6,6 +6,7 @@ planes too have 16 neighbours; the last tile of a row overlaps the one before it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from veltair.compiler.codegen.control_flow import when
 from veltair.compiler.codegen.memory import vector_load, vector_store
 from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.codegen.transpose import interleave_channels, transpose_16x16
-from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, ramp
 from veltair.compiler.graph.layer_spec import Activation, Halo, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.feature_maps.blocked_planes import blocked_index, row_bytes, row_points
 
@@ -122,6 +123,38 @@ class ChannelsLast:
 
         function = build_prim_func([x, y], body, unaligned=[y])  # it may be a slice of all heads' rows
         return Kernel(function, (), rows * width * channels * 4 * 2, chunks)
+
+
+class DepthToSpace:
+    """The design space of "depth_to_space", between channel blocks (N, s * s * C, H, W) and (N, C, s * H, s * W).
+
+    Channel (s * i + j) * C + c of a pixel becomes channel c of pixel (i, j) of s x s; C fills whole blocks. Rows and
+    columns beyond the output are left out::
+
+        for point in DepthToSpace().points(spec, features):
+            kernel = DepthToSpace().build(spec, point, features)
+    """
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        return row_points(spec.outputs[0].shape[2])
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        x, y = spec.inputs[0], spec.outputs[0]
+        size, blocks = math.isqrt(x.shape[1] // y.shape[1]), y.shape[1] // y.block
+        height, width = y.shape[2:]
+        rows = int(point["rows"])
+        chunks = -(-height // rows)
+
+        def body(X: Any, Y: Any) -> None:
+            with _row_tasks(X, blocks, chunks, rows, height) as (image, b, row):
+                for j in range(min(size, width)):
+                    block = T.bind((row % size * size + j) * blocks + b)
+                    with T.serial(0, -(-(width - j) // size)) as column:
+                        lanes = ramp(0, x.block)  # as they are, of whatever type
+                        value = X[blocked_index(x, image, block, row // size, column, lanes)]
+                        T.buffer_store(Y, value, list(blocked_index(y, image, b, row, column * size + j, lanes)))
+
+        return Kernel(build_prim_func([x, y], body), (), 2 * rows * row_bytes(y), blocks * chunks)
 
 
 class Copy:

@@ -1,0 +1,229 @@
+"""Transposed convolutions as convolutions whose channels become pixels.
+
+With a stride of s, the outputs that lie s apart read the same taps of the filter: they are an ordinary convolution of
+the input, and there are s x s of them in a plane. All are one convolution with s x s times the channels, and
+DepthToSpace puts its channels where they belong. Taps that some of the outputs do not read are zero. A batch norm
+behind is part of the weights, and activations are computed before the channels move, where they are an epilogue.
+
+The same move of a PixelShuffle, which wants the channels of a pixel side by side, is brought into the order in which
+blocks of channels move whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from veltair.compiler.graph.model_view import ModelView
+from veltair.compiler.onnx.folding.opaque_nodes import is_opaque
+from veltair.compiler.onnx.node_attributes import attribute
+from veltair.compiler.onnx.onnx_model import OnnxModel
+from veltair.compiler.patterns.batch_norm import scale_and_shift
+from veltair.compiler.patterns.model_rewriting import ModelRewriting
+from veltair.compiler.patterns.vision.signals import UNARY
+
+MAX_WEIGHT_BYTES = 64 << 20  # of the convolution; filters of bilinear enlargement by 32 would take more
+ACTIVATIONS = UNARY - {"BatchNormalization", "Cast", "GlobalAveragePool", "Identity"}
+
+
+@dataclass(frozen=True, slots=True)
+class PhasedAxis:
+    """How one axis is computed. `phase`, `tap`: of the convolution, for each tap of the transposed one."""
+
+    stride: int
+    phase: tuple[int, ...]
+    tap: tuple[int, ...]
+    taps: int
+    pads: tuple[int, int]
+    outputs: int  # of the convolution; with `stride` of them each, they reach as far as the result or beyond it
+
+    @classmethod
+    def of(cls, taps: int, stride: int, dilation: int, pad: int, extent: int, result: int) -> PhasedAxis:
+        """Output stride * q + phase reads input q + offset through a tap.
+
+        >>> PhasedAxis.of(taps=4, stride=2, dilation=1, pad=1, extent=8, result=16)
+        PhasedAxis(stride=2, phase=(1, 0, 1, 0), tap=(2, 1, 1, 0), taps=3, pads=(1, 1), outputs=8)
+        """
+        phases = [(tap * dilation - pad) % stride for tap in range(taps)]
+        offsets = [(phase + pad - tap * dilation) // stride for tap, phase in enumerate(phases)]
+        outputs = -(-result // stride)
+        first, last = min(*offsets, 0), max(*offsets, extent - outputs, 0)
+        places = tuple(offset - first for offset in offsets)
+        return cls(stride, tuple(phases), places, last - first + 1, (-first, outputs - extent + last), outputs)
+
+
+def transposed_as_convolutions(view: ModelView) -> OnnxModel:
+    """The model with such convolutions in place of transposed ones; the same one where it has none."""
+    found = ModelRewriting(view)
+    replaced = dict[int, Sequence[onnx.NodeProto]]()
+    for node in view.nodes:
+        if id(node) in replaced:
+            continue
+        if node.op_type == "ConvTranspose" and (axes := _axes(node, view)) is not None:
+            replaced |= dict.fromkeys(map(id, _convolve(node, axes, found)), ())
+        elif (pair := _shuffled(node, view)) is not None:
+            replaced |= dict.fromkeys(map(id, _reorder(node, pair, found)), ())
+        else:
+            found.nodes.append(node)
+    return found.model() if replaced else view.model
+
+
+def _axes(node: onnx.NodeProto, view: ModelView) -> list[PhasedAxis] | None:
+    """None where weights are computed, or too large for one convolution."""
+    weight = view.constants.get(node.input[1])
+    bias = view.constants.get(node.input[2]) if len(node.input) > 2 and node.input[2] else np.zeros(1, np.float32)
+    shape, out = view.shape_of(node.input[0]), view.shape_of(node.output[0])
+    if weight is None or bias is None or weight.dtype != np.float32 or is_opaque(node) or min(shape[1:]) < 1:
+        return None
+    kernel, spatial = weight.shape[2:], len(shape) - 2
+    strides, dilations = (attribute(node, name, [1] * spatial) for name in ("strides", "dilations"))
+    before = _pads_before(node, shape[2:], out[2:], kernel)
+    axes = [
+        PhasedAxis.of(*numbers) for numbers in zip(kernel, strides, dilations, before, shape[2:], out[2:], strict=True)
+    ]
+    size = math.prod(axis.taps * axis.stride for axis in axes) * math.prod(weight.shape[:2])
+    return axes if size * 4 <= MAX_WEIGHT_BYTES and min(out[1:]) > 0 else None
+
+
+def _pads_before(
+    node: onnx.NodeProto, shape: Sequence[int], out: Sequence[int], kernel: Sequence[int]
+) -> Sequence[int]:
+    """What is cut away before each axis (ONNX, ConvTranspose: pads, output_shape and auto_pad)."""
+    spatial = len(shape)
+    auto = attribute(node, "auto_pad", b"NOTSET").decode("utf-8", "replace")
+    if auto == "NOTSET" and not attribute(node, "output_shape", []):
+        return list(attribute(node, "pads", [0] * 2 * spatial))[:spatial]
+    if auto == "VALID":
+        return [0] * spatial
+    strides, dilations = (attribute(node, name, [1] * spatial) for name in ("strides", "dilations"))
+    more = attribute(node, "output_padding", [0] * spatial)
+    whole = [
+        (n - 1) * s + m + (k - 1) * d + 1 for n, s, m, k, d in zip(shape, strides, more, kernel, dilations, strict=True)
+    ]
+    cut = [max(w - o, 0) for w, o in zip(whole, out, strict=True)]
+    return [c // 2 if auto == "SAME_UPPER" else c - c // 2 for c in cut]
+
+
+def _convolve(node: onnx.NodeProto, axes: Sequence[PhasedAxis], found: ModelRewriting) -> list[onnx.NodeProto]:
+    """Write the convolution, the activations behind it, and the move of its channels; the nodes that these replace."""
+    view = found.view
+    weight, groups = view.constants[node.input[1]], attribute(node, "group", 1)
+    channels = weight.shape[1] * groups
+    bias = np.zeros(channels, np.float32)
+    if len(node.input) > 2 and node.input[2]:
+        bias = view.constants[node.input[2]]
+    taken, name = [node], node.output[0]
+    user = view.only_user(name)
+    norm = None if user is None or user.op_type != "BatchNormalization" else scale_and_shift(user, view.constants)
+    if user is not None and norm is not None and not any(user.output[1:]):
+        grouped = norm[0].reshape(groups, 1, -1, *[1] * len(axes))
+        weight = (weight.reshape(groups, -1, *weight.shape[1:]) * grouped).reshape(weight.shape)
+        bias = bias * norm[0] + norm[1]
+        taken, name = [*taken, user], user.output[0]
+    batch, result = view.shape_of(node.output[0])[0], view.shape_of(node.output[0])[2:]
+    phases = math.prod(axis.stride for axis in axes)
+    wide = (batch, channels * phases, *(axis.outputs for axis in axes))
+    blocks_move = groups == 1 and len(axes) == 2 and axes[0].stride == axes[1].stride
+    filters = _filters(weight, axes, groups)  # (groups, channels, phases, ...)
+    order = (2, 0, 1) if blocks_move else (0, 1, 2)
+    filters = filters.transpose(*order, *range(3, filters.ndim)).reshape(channels * phases, *filters.shape[3:])
+    biases = np.tile(bias, phases) if blocks_move else np.repeat(bias, phases)
+    pads = [*(axis.pads[0] for axis in axes), *(axis.pads[1] for axis in axes)]
+    arguments = np.ascontiguousarray(filters, np.float32), biases.astype(np.float32)
+    source = found.add("Conv", [node.input[0]], f"{node.output[0]}/phases", wide, *arguments, pads=pads, group=groups)
+    source, name, more = _activated(source, name, wide, found)
+    _move(source, name, (batch, channels, *result), axes, found, blocks_move=blocks_move)
+    return [*taken, *more]
+
+
+def _filters(weight: NDArray[Any], axes: Sequence[PhasedAxis], groups: int) -> NDArray[np.float32]:
+    """Of (IC, OC / groups, taps …) those of the convolution: (groups, OC / groups, phases, IC / groups, taps …)."""
+    ic, each = weight.shape[0] // groups, weight.shape[1]
+    strides, taps = [axis.stride for axis in axes], [axis.taps for axis in axes]
+    found = np.zeros((groups, each, *strides, ic, *taps), np.float32)
+    given = weight.reshape(groups, ic, each, *weight.shape[2:])
+    for place in np.ndindex(*weight.shape[2:]):
+        phase = tuple(axis.phase[k] for axis, k in zip(axes, place, strict=True))
+        tap = tuple(axis.tap[k] for axis, k in zip(axes, place, strict=True))
+        found[(slice(None), slice(None), *phase, slice(None), *tap)] = given[(..., *place)].transpose(0, 2, 1)
+    return found.reshape(groups, each, -1, ic, *taps)
+
+
+def _activated(
+    source: str, name: str, shape: Sequence[int], found: ModelRewriting
+) -> tuple[str, str, list[onnx.NodeProto]]:
+    """The activations that alone read a tensor, of the convolution's outputs; what they give, and the nodes."""
+    view, taken = found.view, list[onnx.NodeProto]()
+    while (user := view.only_user(name)) is not None and user.op_type in ACTIVATIONS and not is_opaque(user):
+        if user.input[0] != name or not all(
+            n in view.constants and view.constants[n].size == 1 for n in user.input[1:] if n
+        ):
+            break
+        result = f"{user.output[0]}/phases"
+        attributes = {entry.name: helper.get_attribute_value(entry) for entry in user.attribute}
+        source = found.add(user.op_type, [source, *user.input[1:]], result, shape, **attributes)
+        name = user.output[0]
+        taken.append(user)
+    return source, name, taken
+
+
+def _move(
+    source: str,
+    name: str,
+    shape: Sequence[int],
+    axes: Sequence[PhasedAxis],
+    found: ModelRewriting,
+    *,
+    blocks_move: bool,
+) -> None:
+    """Put channels where their pixels are, and cut away what lies beyond the result."""
+    batch, channels, *result = shape
+    strides, outputs = [axis.stride for axis in axes], [axis.outputs for axis in axes]
+    reached = [stride * count for stride, count in zip(strides, outputs, strict=True)]
+    whole = name if reached == result else f"{name}/whole"
+    if math.prod(strides) == 1:
+        found.nodes[-1].output[0] = whole
+        found.values[whole] = replace(found.values.pop(source), name=whole)
+    elif blocks_move:
+        found.add("DepthToSpace", [source], whole, (batch, channels, *reached), blocksize=strides[0])
+    else:
+        parts = [0, channels, *strides, *outputs]
+        found.add("Reshape", [source], f"{whole}/parts", (batch, *parts[1:]), np.array(parts, np.int64))
+        count = len(axes)
+        order = [0, 1, *(axis for i in range(count) for axis in (2 + count + i, 2 + i))]
+        ordered = [parts[axis] if axis else batch for axis in order]
+        found.add("Transpose", [f"{whole}/parts"], f"{whole}/ordered", ordered, perm=order)
+        target = np.array([0, channels, *reached], np.int64)
+        found.add("Reshape", [f"{whole}/ordered"], whole, (batch, channels, *reached), target)
+    if whole != name:
+        places = np.arange(len(axes)) + 2
+        ends = np.array(result, np.int64)
+        found.add("Slice", [whole], name, shape, np.zeros(len(axes), np.int64), ends, places)
+
+
+def _shuffled(node: onnx.NodeProto, view: ModelView) -> onnx.NodeProto | None:
+    """The PixelShuffle that alone reads a convolution."""
+    user = view.only_user(node.output[0]) if node.op_type == "Conv" else None
+    if user is None or user.op_type != "DepthToSpace" or attribute(user, "mode", b"DCR") != b"CRD":
+        return None
+    known = all(name in view.constants for name in node.input[1:] if name)
+    return user if known and attribute(node, "group", 1) == 1 and not (is_opaque(node) or is_opaque(user)) else None
+
+
+def _reorder(node: onnx.NodeProto, user: onnx.NodeProto, found: ModelRewriting) -> tuple[onnx.NodeProto, ...]:
+    """Write both with the channels of each pixel's place side by side; the nodes that these replace."""
+    view, size = found.view, attribute(user, "blocksize", 1)
+    shape, wide = view.shape_of(user.output[0]), view.shape_of(node.output[0])
+    order = np.arange(wide[1]).reshape(-1, size * size).T.reshape(-1)
+    arguments = [view.constants[name][order] for name in node.input[1:] if name]
+    attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+    source = found.add("Conv", [node.input[0]], f"{node.output[0]}/phases", wide, *arguments, **attributes)
+    found.add("DepthToSpace", [source], user.output[0], shape, blocksize=size)
+    return node, user
