@@ -35,6 +35,7 @@ from veltair.compiler.onnx.fixed_extent import FixedExtent
 from veltair.compiler.onnx.folding.sized_outputs import OutputRoom, client_ports
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns import by_operator
+from veltair.compiler.patterns.einsum import einsums_as_products
 from veltair.compiler.patterns.quantised.float_roundings import round_as_floats
 from veltair.compiler.patterns.recommendation.feature_columns import round_columns
 from veltair.compiler.patterns.sequence.picked_positions import pick_positions_first
@@ -146,7 +147,7 @@ def find_patterns(lowering: Lowering) -> None:
     """Find the groups of nodes that one layer computes."""
     model = lowering.features.model if lowering.features else lowering.model
     images = transposed_as_convolutions, volumes_as_images, signals_as_images
-    for rewrite in (pick_positions_first, *images, round_as_floats):
+    for rewrite in (einsums_as_products, pick_positions_first, *images, round_as_floats):
         model = rewrite(ModelView(model, lowering.precision))
     lowering.view = by_operator.find_matches(ModelView(model, lowering.precision))
 

@@ -54,6 +54,12 @@ class ModelRewriting:
         self.values[name] = TensorSpec(name, value.dtype.name, value.shape)
         return name
 
+    def rename_last(self, name: str) -> None:
+        """Give the result of the last node another name."""
+        node = self.nodes[-1]
+        self.values[name] = replace(self.values.pop(node.output[0]), name=name)
+        node.output[0] = name
+
     def model(self) -> OnnxModel:
         """The model of these nodes."""
         return replace(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -189,8 +189,7 @@ def _move(
     reached = [stride * count for stride, count in zip(strides, outputs, strict=True)]
     whole = name if reached == result else f"{name}/whole"
     if math.prod(strides) == 1:
-        found.nodes[-1].output[0] = whole
-        found.values[whole] = replace(found.values.pop(source), name=whole)
+        found.rename_last(whole)
     elif blocks_move:
         found.add("DepthToSpace", [source], whole, (batch, channels, *reached), blocksize=strides[0])
     else:
