@@ -68,10 +68,13 @@ def test_what_is_asked_for_or_fast(
         ("<float[9,4000] w> { p = MatMul(x, w) y = ai.onnx.ml.SVMRegressor <rho = [0.0]> (p) }", False),
         ("<float[9,4000] w> { s = ReduceSumSquare(x) p = MatMul(x, w) y = Sub(s, p) }", False),
         ("<float[9,4000] w> { p = MatMul(x, w) s = ReduceSumSquare(p) y = Sub(s, p) }", True),
-        ("<float[9,4000] w, int32 b> { y = If (b) <then_branch = t () => (a) { a = MatMul(x, w) }, else_branch = "
-         "f () => (c) { c = ai.onnx.ml.TreeEnsembleRegressor <n_targets = 1> (x) }> }", False),
+        (
+            "<float[9,4000] w, int32 b> { y = If (b) <then_branch = t () => (a) { a = MatMul(x, w) }, else_branch = "
+            "f () => (c) { c = ai.onnx.ml.TreeEnsembleRegressor <n_targets = 1> (x) }> }",
+            False,
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_rounding_upsets_and_what_is_too_small_to_gain_from_it_is_computed_in_floats(
     nodes: str, suits: bool
 ) -> None:
