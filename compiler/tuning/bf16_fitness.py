@@ -32,13 +32,10 @@ def suits_bf16(proto: onnx.ModelProto) -> bool:
     if any(node.op_type in REUSING for node in nodes):
         return True
     tables = {node.input[0] for node in nodes if node.op_type in LOOK_UPS}
-    shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
-    shapes |= {
-        node.output[0]: attribute.t.dims for node in nodes if node.op_type == "Constant" for attribute in node.attribute
-    }
-    return (
-        sum(math.prod(dims) for name, dims in shapes.items() if len(dims) > 1 and name not in tables) >= LEAST_WEIGHTS
-    )
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    tensors |= {node.output[0]: each.t for node in nodes if node.op_type == "Constant" for each in node.attribute}
+    sizes = (math.prod(t.dims) for name, t in tensors.items() if len(t.dims) > 1 and name not in tables)
+    return bool(sum(sizes) >= LEAST_WEIGHTS)
 
 
 def _has_distances(nodes: list[onnx.NodeProto]) -> bool:

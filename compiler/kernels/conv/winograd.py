@@ -85,9 +85,8 @@ def estimated_cycles(spec: LayerSpec, m: int, features: frozenset[str]) -> float
     """Cycles for each pair of an input and an output channel; m = 1 is direct convolution."""
     geometry, each = ConvGeometry.of_layer(spec), registers_per_vector(features)
     places = (m + 2) ** 2 * math.prod(_tile_grid(geometry, m) if m > 1 else geometry.output)
-    if m == 1 and skips_padding(spec):
-        places *= live_share(spec)
-    products = places * each / 32  # a cycle makes 32, or 16 in AVX2
+    read = live_share(spec) if m == 1 and skips_padding(spec) else 1.0
+    products = places * read * each / 32  # a cycle makes 32, or 16 in AVX2
     # Transforms; weights come at 8 bytes a cycle, at 4 in the panels of AVX2, which are narrower.
     return products * (1.45 if m > 1 else 1.1) + (m + 2) ** 2 * each / 2
 
