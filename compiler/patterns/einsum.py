@@ -1,7 +1,8 @@
 """Sums of products in Einstein's notation as matrix products, which layers know.
 
-Labels of both operands that the result keeps are matrices' places, those that it loses are summed over, and the others
-are rows and columns: transpositions bring each operand to (places, rows, summed) and (places, summed, columns).
+A sum of three operands or more is one of the first two, then of that and the next. Labels of both operands that the
+result keeps are matrices' places, those that it loses are summed over, and the others are rows and columns:
+transpositions bring each operand to (places, rows, summed) and (places, summed, columns).
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class _Product:
 
 def einsums_as_products(view: ModelView) -> OnnxModel:
     """The model with matrix products in place of such sums; the same one where it has none."""
+    if any(node.op_type == "Einsum" and len(node.input) > 2 for node in view.nodes):
+        view = ModelView(_in_pairs(view), view.precision)
     products = {id(node): _product(node, view) for node in view.nodes if node.op_type == "Einsum"}
     if not any(products.values()):
         return view.model
@@ -49,8 +52,37 @@ def einsums_as_products(view: ModelView) -> OnnxModel:
     return found.model()
 
 
+def _in_pairs(view: ModelView) -> OnnxModel:
+    """The model with sums of two operands in place of those of more."""
+    found = ModelRewriting(view)
+    for node in view.nodes:
+        equation = attribute(node, "equation", b"").decode("utf-8", "replace").replace(" ", "")
+        texts, arrow, result = equation.partition("->")
+        if node.op_type != "Einsum" or len(node.input) < 3 or not arrow or "..." in equation or is_opaque(node):
+            found.nodes.append(node)
+            continue
+        operands = list(zip(texts.split(","), node.input, strict=True))
+        sizes = {label: size for text, name in operands for label, size in zip(text, view.shape_of(name), strict=True)}
+        text, name = operands[0]
+        for place, (other, operand) in enumerate(operands[1:-1], 1):
+            wanted = result + "".join(text for text, _ in operands[place + 1 :])
+            kept = "".join(label for label in dict.fromkeys(text + other) if label in wanted)
+            if result[:1] in kept:  # the batch stays in front
+                kept = result[:1] + kept.replace(result[:1], "")
+            shape = [sizes[label] for label in kept]
+            pair = f"{text},{other}->{kept}"
+            made = f"{node.output[0]}/{place}"
+            name = found.add("Einsum", [name, operand], made, shape, equation=pair, dtype=view.values[name].dtype)
+            text = kept
+        other, operand = operands[-1]
+        shape = view.shape_of(node.output[0])
+        found.add("Einsum", [name, operand], node.output[0], shape, equation=f"{text},{other}->{result}")
+        found.values[node.output[0]] = view.values[node.output[0]]
+    return found.model()
+
+
 def _product(node: onnx.NodeProto, view: ModelView) -> _Product | None:
-    """None for other sums: of one operand or three, over diagonals, of broadcast axes, or of one operand's own axis;
+    """None for other sums: of one operand, over diagonals, of broadcast axes, or of one operand's own axis;
     and where nothing is multiplied as a matrix, as in a sum over two equal operands or an outer product."""
     if len(node.input) != 2 or is_opaque(node) or any(view.values[name].dtype != "float32" for name in node.input):
         return None

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from veltair.compiler.graph.layer_graph import ImportedLayers, NodeImporter
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.fallback.onnxruntime_layer import onnxruntime_layer
+from veltair.compiler.kernels.fallback.plain_products import why_not_plain
 from veltair.compiler.onnx.constants import captured_names
 from veltair.compiler.onnx.folding.opaque_nodes import is_opaque
 from veltair.errors import InvariantError, ModelError
@@ -22,7 +23,8 @@ from veltair.types import TensorSpec
 class FallbackImporter:
     """A `NodeImporter` that asks another one first, and gives ONNX Runtime the nodes that this refuses.
 
-    Where a run is refused, each of its nodes is tried alone; if all of them pass, the run as a whole falls back. ::
+    So it does with products that TVM would run in plain loops. Where a run is refused, each of its nodes is tried
+    alone; if all of them pass, the run as a whole falls back. ::
 
         refused = {}  # `by_operator.lower_nodes` adds to it
         builder = GraphBuilder(view, tables, FallbackImporter(import_region, refused))
@@ -45,6 +47,9 @@ class FallbackImporter:
         region = _Region(self.first, nodes, values, constants, inputs, outputs, max_batch, opset)
         reasons = {node.name: self.known[node.name] for node in nodes if node.name in self.known}
         reasons |= {node.name: node.doc_string for node in nodes if is_opaque(node)}
+        reasons |= {
+            node.name: why for node in nodes if node.name not in reasons and (why := why_not_plain(node, values))
+        }
         if not reasons:
             try:
                 return region.own(nodes)

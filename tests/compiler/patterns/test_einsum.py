@@ -59,17 +59,27 @@ def test_equal_to_onnx_runtime(tmp_path: Path, equation: str, constant: int | No
 
 @pytest.mark.parametrize(
     ("equation", "constant"),
-    [("ni,nj->nij", None), ("nid,nid->ni", None), ("nij->nji", None), ("nid,nie->nd", None), ("nc,cd,de->ne", 1)],
+    [("ni,nj->nij", None), ("nid,nid->ni", None), ("nij->nji", None), ("nid,nie->nd", None)],
 )
 def test_what_is_no_matrix_product_stays(tmp_path: Path, equation: str, constant: int | None) -> None:
-    if equation.count(",") == 2:
-        net = Net(x=["n", 16])
-        model = net.save(tmp_path / "net.onnx", net("Einsum", "x", normal(16, 8), normal(8, 4), equation=equation))
-        feeds = {"x": normal(3, 16)}
-        (found, *_), _ = run(model, feeds, "fp32", 3)
-        np.testing.assert_allclose(found, ort.InferenceSession(str(model)).run(None, feeds)[0], atol=1e-5)
-        return
     assert not {"matmul", "batched_matmul"} & {*sums(tmp_path, equation, constant)}
+
+
+@pytest.mark.parametrize(
+    ("equation", "constants"),
+    [("nc,cd,de->ne", (1, 2)), ("ni,kij,nj->nk", (1,)), ("nij,nik,ncj->nkc", ()), ("cd,de,nc->ne", (0, 1))],
+)
+def test_more_operands_are_taken_in_pairs(tmp_path: Path, equation: str, constants: tuple[int, ...]) -> None:
+    shapes = [[SIZES[letter] for letter in text] for text in equation.split("->")[0].split(",")]
+    inputs = {f"x{place}": shape for place, shape in enumerate(shapes) if place not in constants}
+    net = Net(**{name: ["n", *shape[1:]] for name, shape in inputs.items()})
+    operands = [normal(*shape) if place in constants else f"x{place}" for place, shape in enumerate(shapes)]
+    model = net.save(tmp_path / "net.onnx", net("Einsum", *operands, equation=equation))
+    feeds = {name: normal(*shape) for name, shape in inputs.items()}
+    (found, *_), operators = run(model, feeds, "fp32", SIZES["n"])
+    wanted = ort.InferenceSession(str(model)).run(None, feeds)[0]
+    assert {"matmul", "batched_matmul"} & {*operators}
+    np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize(
