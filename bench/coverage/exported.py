@@ -27,6 +27,7 @@ BUILDERS = {
     "torchvision-video": "vision:video",
     "torchvision-flow": "vision:flow",
     "timm": "vision:timm",
+    "images": "images:network",
     "transformers": "language:transformers",
     "recommendation": "recommendation:recommender",
     "scikit-learn": "scikit_learn:pipeline",
