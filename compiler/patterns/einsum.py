@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import onnx
@@ -57,28 +58,31 @@ def _in_pairs(view: ModelView) -> OnnxModel:
     found = ModelRewriting(view)
     for node in view.nodes:
         equation = attribute(node, "equation", b"").decode("utf-8", "replace").replace(" ", "")
-        texts, arrow, result = equation.partition("->")
-        if node.op_type != "Einsum" or len(node.input) < 3 or not arrow or "..." in equation or is_opaque(node):
+        inputs, arrow, result = equation.partition("->")
+        texts, shapes = inputs.split(","), [view.shape_of(name) for name in node.input if name]
+        plain = arrow and "..." not in equation and [*map(len, texts)] == [*map(len, shapes)]
+        if node.op_type != "Einsum" or len(node.input) < 3 or not plain or is_opaque(node):
             found.nodes.append(node)
-            continue
-        operands = list(zip(texts.split(","), node.input, strict=True))
-        sizes = {label: size for text, name in operands for label, size in zip(text, view.shape_of(name), strict=True)}
-        text, name = operands[0]
-        for place, (other, operand) in enumerate(operands[1:-1], 1):
-            wanted = result + "".join(text for text, _ in operands[place + 1 :])
-            kept = "".join(label for label in dict.fromkeys(text + other) if label in wanted)
-            if result[:1] in kept:  # the batch stays in front
-                kept = result[:1] + kept.replace(result[:1], "")
-            shape = [sizes[label] for label in kept]
-            pair = f"{text},{other}->{kept}"
-            made = f"{node.output[0]}/{place}"
-            name = found.add("Einsum", [name, operand], made, shape, equation=pair, dtype=view.values[name].dtype)
-            text = kept
-        other, operand = operands[-1]
-        shape = view.shape_of(node.output[0])
-        found.add("Einsum", [name, operand], node.output[0], shape, equation=f"{text},{other}->{result}")
-        found.values[node.output[0]] = view.values[node.output[0]]
+        else:
+            _pair(node, texts, result, dict(zip("".join(texts), chain(*shapes), strict=True)), found)
     return found.model()
+
+
+def _pair(
+    node: onnx.NodeProto, texts: Sequence[str], result: str, sizes: Mapping[str, int], found: ModelRewriting
+) -> None:
+    """Write a sum of the first two operands, then of what that gives and the next."""
+    text, name = texts[0], node.input[0]
+    for place, (other, operand) in enumerate(zip(texts[1:], node.input[1:], strict=True), 1):
+        last = place == len(texts) - 1
+        wanted = result + "".join(texts[place + 1 :])
+        kept = result if last else "".join(label for label in dict.fromkeys(text + other) if label in wanted)
+        if not last and result[:1] in kept:  # the batch stays in front
+            kept = result[:1] + kept.replace(result[:1], "")
+        made = node.output[0] if last else f"{node.output[0]}/{place}"
+        shape, dtype = [sizes[label] for label in kept], found.view.values[node.output[0]].dtype
+        name = found.add("Einsum", [name, operand], made, shape, equation=f"{text},{other}->{kept}", dtype=dtype)
+        text = kept
 
 
 def _product(node: onnx.NodeProto, view: ModelView) -> _Product | None:
@@ -110,13 +114,15 @@ def _product(node: onnx.NodeProto, view: ModelView) -> _Product | None:
 
 
 def _labels(equation: str, shapes: Sequence[Sequence[int]]) -> tuple[str, str, str] | None:
-    """Of both operands and the result, a letter for each axis; None where there are fewer letters than axes.
+    """Of both operands and the result, a letter for each axis; None where letters and axes do not agree.
 
     >>> _labels("b...i, bj...->b...ij", [(2, 5, 3), (2, 4, 5)])
     ('bαi', 'bjα', 'bαij')
     """
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     texts = inputs.split(",")
+    if len(texts) != len(shapes):
+        return None
     ranks = [len(shape) - len(text.replace("...", "")) for text, shape in zip(texts, shapes, strict=True)]
     if not arrow:  # what stands once, in the order of the alphabet
         letters = inputs.replace("...", "").replace(",", "")

@@ -11,6 +11,7 @@ from veltair.compiler.onnx.node_attributes import attribute
 from veltair.types import TensorSpec
 
 MOST_STEPS = 1 << 18  # of multiplying and adding, for a sample; plain loops take about 0.1 ms for so many
+LONG = 8  # steps for each result; with fewer, reading and writing take as long, and loops are fused with what follows
 MATRICES = frozenset({"MatMul", "Gemm", "MatMulInteger"})
 CONVOLUTIONS = frozenset({"Conv", "ConvInteger"})
 
@@ -19,7 +20,10 @@ def why_not_plain(node: onnx.NodeProto, values: Mapping[str, TensorSpec]) -> str
     """Why ONNX Runtime runs a product that would take long in plain loops; empty for what else may run so."""
     tensors = [values.get(name) for name in (*node.input[:2], *node.output[:1])]
     shapes = [[abs(extent) for extent in tensor.shape] for tensor in tensors if tensor is not None]
-    if len(shapes) < 3 or _steps(node, shapes) <= MOST_STEPS:
+    if len(shapes) < 3:
+        return ""
+    steps = _steps(node, shapes)
+    if steps <= MOST_STEPS or steps < LONG * math.prod(shapes[2]):
         return ""
     return f"no kernel for {node.op_type} ({node.name!r}) of {', '.join(t.dtype for t in tensors[:2] if t)}"
 

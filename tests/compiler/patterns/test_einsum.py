@@ -89,6 +89,7 @@ def test_more_operands_are_taken_in_pairs(tmp_path: Path, equation: str, constan
         ("ji, jk", ("ji", "jk", "ik")),
         ("...ij,...jk->...ik", ("αij", "αjk", "αik")),
         ("...ij,jk->...ik", None),
+        ("ij->ij", None),
         ("i,jk->ik", None),
     ],
 )

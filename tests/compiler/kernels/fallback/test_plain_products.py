@@ -79,3 +79,7 @@ def test_only_what_takes_long(node: onnx.NodeProto, small: list[tuple[int, ...]]
 )
 def test_other_nodes_are_no_products(node: onnx.NodeProto) -> None:
     assert why(node, (2000, 2000), (2000, 2000), (2000, 2000)) == ""
+
+
+def test_few_steps_for_each_result_are_no_long_product() -> None:
+    assert why(helper.make_node("MatMul", ["a", "b"], ["y"]), (2000, 3), (3, 2000), (2000, 2000)) == ""
