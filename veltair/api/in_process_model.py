@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +26,8 @@ from veltair.server.protocol.datatypes import DTYPES, Tensor, datatype_name
 from veltair.server.protocol.infer_request import NamedTensor
 from veltair.server.protocol.validation import InputValidator, batch_size
 from veltair.types import CoreSet, ModelProfile
+
+KEPT_BATCHES = 8  # batch sizes whose arrays stay, the last used
 
 
 def load(artifact: Artifact | str | Path, *, threads: int | None = None) -> InProcessModel:
@@ -52,6 +55,15 @@ def fastest_versions(profiles: Sequence[ModelProfile], batch: int, cores: int) -
     return [times.index(min(times)) for times in alone_ns]
 
 
+@dataclass(frozen=True, slots=True)
+class _BoundBatch:
+    """What queries of one batch size run on, one after the other."""
+
+    inputs: list[NDArray[Any]]
+    outputs: list[NDArray[Any]]
+    block: Callable[[], None]
+
+
 class InProcessModel:
     """Call it with arrays; `load` makes it. One query of the process runs at a time; other threads wait.
 
@@ -70,7 +82,8 @@ class InProcessModel:
             self._executors = list(open_buckets(artifact))
         self._buckets = artifact.buckets()
         self._profiles = [bucket.profiles() for bucket in self._buckets]
-        self._versions: dict[tuple[int, int], list[int]] = {}  # by bucket and batch, of which a model bounds both
+        self._layouts = [InputLayout.of(bucket.manifest) for bucket in self._buckets]
+        self._bound: dict[tuple[int, int], _BoundBatch] = {}  # by bucket and batch, the last used at the end
         self._validator = InputValidator.of(artifact.manifest.model, artifact.manifest)
 
     def __call__(self, inputs: Inputs) -> dict[str, NDArray[Any]]:
@@ -90,27 +103,32 @@ class InProcessModel:
         return dimension.cut(self._run(bucket, padded, batch), extent)
 
     def _run(self, bucket: int, values: Mapping[str, Tensor], batch: int) -> dict[str, NDArray[Any]]:
-        from veltair.profiles.runtime.executor import aligned_zeros
-
         manifest = self._buckets[bucket].manifest
         with _pinned_to(self._cores):
             if not self._executors:
                 raise VeltairError(f"{manifest.model}: the model is closed")
-            arrays = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.input_tensors]
-            InputLayout.of(manifest).fill(arrays, values, batch)
-            outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.output_tensors]
-            run = self._executors[bucket].bind(batch, arrays, outputs)
-            run.block(0, self._fastest(bucket, batch))()
-        return read_outputs(manifest, outputs)
+            bound = self._bound.pop((bucket, batch), None) or self._bind(bucket, batch)
+            self._layouts[bucket].fill(bound.inputs, values, batch)
+            self._bound[bucket, batch] = bound
+            bound.block()
+            return {name: np.array(view) for name, view in read_outputs(manifest, bound.outputs).items()}
 
-    def _fastest(self, bucket: int, batch: int) -> list[int]:
-        if (bucket, batch) not in self._versions:
-            self._versions[bucket, batch] = fastest_versions(self._profiles[bucket], batch, len(self._cores))
-        return self._versions[bucket, batch]
+    def _bind(self, bucket: int, batch: int) -> _BoundBatch:
+        """Arrays of their own for queries of a batch size, and the model's layers bound to them."""
+        from veltair.profiles.runtime.executor import aligned_zeros
+
+        if len(self._bound) == KEPT_BATCHES:
+            del self._bound[next(iter(self._bound))]
+        manifest = self._buckets[bucket].manifest
+        inputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.input_tensors]
+        outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.output_tensors]
+        versions = fastest_versions(self._profiles[bucket], batch, len(self._cores))
+        return _BoundBatch(inputs, outputs, self._executors[bucket].bind(batch, inputs, outputs).block(0, versions))
 
     def close(self) -> None:
         """Let go of weights and kernels."""
         with _running:
+            self._bound.clear()
             self._executors.clear()
 
     def __enter__(self) -> Self:

@@ -62,14 +62,14 @@ class PhasedAxis:
 def transposed_as_convolutions(view: ModelView) -> OnnxModel:
     """The model with such convolutions in place of transposed ones; the same one where it has none."""
     found = ModelRewriting(view)
-    replaced = dict[int, Sequence[onnx.NodeProto]]()
+    replaced = set[int]()
     for node in view.nodes:
         if id(node) in replaced:
             continue
         if node.op_type == "ConvTranspose" and (axes := _axes(node, view)) is not None:
-            replaced |= dict.fromkeys(map(id, _convolve(node, axes, found)), ())
-        elif (pair := _shuffled(node, view)) is not None:
-            replaced |= dict.fromkeys(map(id, _reorder(node, pair, found)), ())
+            replaced.update(map(id, _convolve(node, axes, found)))
+        elif (user := _shuffled(node, view)) is not None:
+            replaced.update(map(id, _reorder(node, user, found)))
         else:
             found.nodes.append(node)
     return found.model() if replaced else view.model

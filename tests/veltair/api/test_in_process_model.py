@@ -11,6 +11,7 @@ import pytest
 from example_models import digests, mlp_outputs
 
 import veltair
+from veltair.api import in_process_model
 from veltair.errors import ArtifactError, ConfigError, RequestError, VeltairError
 
 pytestmark = pytest.mark.slow
@@ -26,6 +27,18 @@ def test_arrays_in_and_out(artifacts: Path, threads: int | None) -> None:
             found = words({"name": [["ann"]], "text": [[b"b"]], "id": [[9]]})["digest"]
             assert found.tolist() == digests([b"ann"], [b"b"], [9])
         assert os.sched_getaffinity(0) == before
+
+
+def test_answers_are_the_callers_own(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more batch sizes than have arrays that stay, and of the same one twice."""
+    monkeypatch.setattr(in_process_model, "KEPT_BATCHES", 2)
+    with veltair.load(artifacts / "mlp") as model:
+        batches = [np.full((rows, 16), rows, np.float32) for rows in (*range(1, 6), 3, 3, 1)]
+        found = [model(batch)["y"] for batch in batches]
+        found[-1][...] = 0
+        again = model(batches[-1])["y"]
+    for batch, y in zip(batches, [*found[:-1], again], strict=True):
+        np.testing.assert_allclose(y, mlp_outputs(batch), rtol=1e-4, atol=1e-4)
 
 
 def test_threads_take_turns(artifacts: Path) -> None:
