@@ -188,6 +188,13 @@ from run to run here: the load generator and the I/O thread have the cores befor
     Section(trees.TITLE, trees.TEXT, lambda: with_environment("trees", trees.table)),
     Section(coverage.TITLE, coverage.TEXT, lambda: with_environment("coverage", coverage.table)),
     Section(
+        "Networks that give images or signals again",
+        """The same for such networks at the sizes of their use, with their times, on a Xeon with AMX ([record
+120](decisions/120-products-in-other-spellings.md); `python -m bench.coverage --networks 'images.*.dynamo' --times
+--quick`).""",
+        lambda: with_environment("xeon-amx/coverage", coverage.table),
+    ),
+    Section(
         "Loading beside serving",
         """MobileNet-V2 at a steady rate over gRPC, alone and while a model of a gigabyte is loaded and unloaded
 again and again (`python -m bench.serving.model_loads SERVED LOADED`). The bar is 1.1 times the 99th percentile.""",

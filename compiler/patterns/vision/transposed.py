@@ -51,6 +51,8 @@ class PhasedAxis:
         >>> PhasedAxis.of(taps=4, stride=2, dilation=1, pad=1, extent=8, result=16)
         PhasedAxis(stride=2, phase=(1, 0, 1, 0), tap=(2, 1, 1, 0), taps=3, pads=(1, 1), outputs=8)
         """
+        if extent == 1:
+            stride = result  # of one input, whatever the stride: each output reads one tap
         phases = [(tap * dilation - pad) % stride for tap in range(taps)]
         offsets = [(phase + pad - tap * dilation) // stride for tap, phase in enumerate(phases)]
         outputs = -(-result // stride)

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from onnx_nets import Net, normal, run
 from quantised_models import save
 
+from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.patterns.vision.transposed import PhasedAxis
 from veltair.compiler.pipeline import lower
@@ -51,7 +52,7 @@ def test_an_axis_gives_what_taps_add_up_to(
 
     axis = PhasedAxis.of(taps, stride, dilation, pad, extent, result)
 
-    filters = np.zeros((stride, axis.taps), np.int64)
+    filters = np.zeros((axis.stride, axis.taps), np.int64)
     for k in range(taps):
         filters[axis.phase[k], axis.tap[k]] = weight[k]
     padded = np.pad(x, axis.pads)
@@ -104,6 +105,14 @@ def test_equal_to_onnx_runtime(
     assert operators[:2] == ["to_blocked", product]
     if stride > 1 and channels[1] % 32 == 0:
         assert operators[2:] == ["depth_to_space", "to_plain"]
+
+
+def test_from_a_pixel_each_output_reads_one_tap(tmp_path: Path) -> None:
+    net = Net(x=["n", 20, 1, 1])
+    model = net.save(tmp_path / "net.onnx", net("ConvTranspose", "x", normal(20, 32, 4, 4)))
+    product, move, _ = [layer for layer in lower(load_model(model, 3), "fp32").layers if layer.op != "to_blocked"]
+    assert product.parameters_as(Conv2dParameters).kernel == (1, 1)
+    assert move.op == "depth_to_space"
 
 
 def test_a_batch_norm_and_activations_are_part_of_it(tmp_path: Path) -> None:
