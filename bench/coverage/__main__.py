@@ -5,8 +5,8 @@
 Exports the networks of `networks.toml` with random weights by both exporters of PyTorch (or by skl2onnx) in a Python of
 its own that has `requirements.txt` installed. Each file is compiled as a new user would, without a search, in a process
 with limits of time and memory, and verified. Results are written after each network, so that an interrupted run
-continues; `--again` runs what was run, and `--quick` keeps no times, for a machine that others use. Files that exist
-are not exported again; without `--export-python` none are.
+continues; `--again` runs what was run, and `--quick` compiles for small batches and does not keep how long that takes,
+as on a machine that others use. Files that exist are not exported again; without `--export-python` none are.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--export-python", metavar="PYTHON", help="one that has bench/coverage/requirements.txt")
     parser.add_argument("--networks", default="*", metavar="PATTERN,…", help="of family.name.exporter (default: all)")
     parser.add_argument("--times", action="store_true", help="time them beside ONNX Runtime and OpenVINO as well")
-    parser.add_argument("--quick", action="store_true", help="batches up to 3, modelled interference levels, no times")
+    parser.add_argument("--quick", action="store_true", help="batches up to 3, modelled interference levels")
     parser.add_argument("--again", action="store_true", help="run what was run already")
     parser.add_argument("--seconds", type=float, default=600, help="that an export or a command may take")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="for exported files; default: demo/coverage")

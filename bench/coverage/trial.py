@@ -46,8 +46,8 @@ class Ended:
 def try_network(onnx: Path, artifact: Path, limits: Limits, *, quick: bool, times: bool) -> dict[str, Any]:
     """What `bench/results/coverage.json` keeps of a network: whether it compiles and agrees, seconds, layers by kind.
 
-    quick: with less that is timed, and no times kept, where they say nothing. Keys are absent where a run did not come
-    so far.
+    quick: with less that is timed while it is compiled, and without the seconds, where they say nothing. Keys are
+    absent where a run did not come so far.
     """
     options = ("--trials", "0", "--precision", "fp32", "--json", *(QUICK if quick else ()))
     compiled = run_command(("compile", str(onnx), "--out", str(artifact), *options), limits)
