@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from veltair.compiler.onnx.constants import all_nodes
+from veltair.compiler.onnx.constants import all_nodes, named_tensors
 from veltair.errors import ModelError
 
 STANDARD = ("", "ai.onnx")
@@ -23,8 +23,7 @@ RANDOM_OPERATORS = {
 
 def check_written_operators(proto: onnx.ModelProto, domains: Set[str], path: Path) -> None:
     """Refuse what cannot be served whatever its shapes: foreign operators, training mode, random operators."""
-    constants = {t.name: t for t in proto.graph.initializer}
-    constants |= {n.output[0]: n.attribute[0].t for n in proto.graph.node if n.op_type == "Constant" and n.attribute}
+    constants = named_tensors(proto.graph, proto.graph.node)
     given = {value.name for value in proto.graph.input}.difference(constants)
     fixed = set(constants)  # tensors that follow from constants alone
     for node in proto.graph.node:

@@ -227,6 +227,12 @@ def all_tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
             yield from graph.initializer
 
 
+def named_tensors(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> dict[str, TensorProto]:
+    """Initializers of a graph, and constants among the nodes, by name."""
+    constants = {n.output[0]: n.attribute[0].t for n in nodes if n.op_type == "Constant" and n.attribute}
+    return {tensor.name: tensor for tensor in graph.initializer} | constants
+
+
 def needed_nodes(nodes: Sequence[onnx.NodeProto], outputs: Set[str]) -> list[onnx.NodeProto]:
     """The nodes that the outputs depend on."""
     wanted, kept = set(outputs), list[onnx.NodeProto]()

@@ -28,6 +28,24 @@ def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
     return default
 
 
+def text_attribute(node: onnx.NodeProto, name: str, default: str = "") -> str:
+    """A node's attribute that is a text, or `default`; what is not UTF-8 is replaced.
+
+    >>> text_attribute(onnx.helper.make_node("Einsum", ["x"], ["y"], equation="ij->ji"), "equation")
+    'ij->ji'
+    """
+    return bytes(attribute(node, name, default.encode())).decode("utf-8", "replace")
+
+
+def all_attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """The values of all attributes that a node states, by name.
+
+    >>> all_attributes(onnx.helper.make_node("LeakyRelu", ["x"], ["y"], alpha=0.5))
+    {'alpha': 0.5}
+    """
+    return {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
+
+
 def product_of(shape: tuple[int, ...]) -> int:
     """The product of a shape's dimensions; -k (k times the batch) as one of them makes the product negative."""
     product = 1
@@ -66,7 +84,7 @@ def paddings(
     dilations: tuple[int, ...],
 ) -> tuple[list[int], list[int]]:
     """Padding before and after each axis; the latter reaches as far as the outputs, which covers ceil_mode."""
-    auto = attribute(node, "auto_pad", b"NOTSET").decode("utf-8", "replace")
+    auto = text_attribute(node, "auto_pad", "NOTSET")
     before = list(attribute(node, "pads", [0] * 2 * len(shape)))[: len(shape)]
     need = [
         (o - 1) * s + (k - 1) * d + 1 - n for n, o, k, s, d in zip(shape, out, kernel, strides, dilations, strict=True)

@@ -17,7 +17,7 @@ import onnx
 
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.folding.opaque_nodes import is_opaque
-from veltair.compiler.onnx.node_attributes import attribute
+from veltair.compiler.onnx.node_attributes import text_attribute
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns.model_rewriting import ModelRewriting
 
@@ -57,7 +57,7 @@ def _in_pairs(view: ModelView) -> OnnxModel:
     """The model with sums of two operands in place of those of more."""
     found = ModelRewriting(view)
     for node in view.nodes:
-        equation = attribute(node, "equation", b"").decode("utf-8", "replace").replace(" ", "")
+        equation = text_attribute(node, "equation").replace(" ", "")
         inputs, arrow, result = equation.partition("->")
         texts, shapes = inputs.split(","), [view.shape_of(name) for name in node.input if name]
         plain = arrow and "..." not in equation and [*map(len, texts)] == [*map(len, shapes)]
@@ -91,7 +91,7 @@ def _product(node: onnx.NodeProto, view: ModelView) -> _Product | None:
     if len(node.input) != 2 or is_opaque(node) or any(view.values[name].dtype != "float32" for name in node.input):
         return None
     shapes = [view.shape_of(name) for name in node.input]
-    labels = _labels(attribute(node, "equation", b"").decode("utf-8", "replace"), shapes)
+    labels = _labels(text_attribute(node, "equation"), shapes)
     if labels is None:
         return None
     left, right, result = labels
@@ -164,8 +164,7 @@ def _multiply(product: _Product, found: ModelRewriting) -> None:
             perm = [labels.index(label) for label in order]
             source = found.add("Transpose", [source], f"{name}/{part}/ordered", whole, perm=perm)
         if list(shape) != whole:
-            target = np.array([0 if extent < 0 else extent for extent in shape], np.int64)
-            source = found.add("Reshape", [source], f"{name}/{part}", shape, target)
+            source = found.reshape(source, f"{name}/{part}", shape)
         return source
 
     at = [sizes[label] for label in places]
@@ -180,8 +179,7 @@ def _multiply(product: _Product, found: ModelRewriting) -> None:
     whole = [sizes[label] for label in given]
     last = given == list(result)
     if whole != product_shape:
-        target = np.array([0 if extent < 0 else extent for extent in whole], np.int64)
-        made = found.add("Reshape", [made], name if last else f"{name}/axes", whole, target)
+        made = found.reshape(made, name if last else f"{name}/axes", whole)
     if not last:
         found.add("Transpose", [made], name, [sizes[c] for c in result], perm=[given.index(c) for c in result])
     elif whole == product_shape:

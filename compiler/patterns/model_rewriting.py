@@ -48,6 +48,10 @@ class ModelRewriting:
         self.values[result] = TensorSpec(result, dtype, tuple(shape))
         return result
 
+    def reshape(self, name: str, result: str, shape: Sequence[int]) -> str:
+        """A tensor with other extents; one that the batch decides is the axis of that place. Returns `result`."""
+        return self.add("Reshape", [name], result, shape, np.array([max(extent, 0) for extent in shape], np.int64))
+
     def constant(self, name: str, value: NDArray[Any]) -> str:
         """A constant of that name. Returns the name."""
         self.constants[name] = value

@@ -11,15 +11,16 @@ import math
 
 import onnx
 
-from veltair.compiler.onnx.constants import all_nodes
+from veltair.compiler.onnx.constants import all_nodes, named_tensors
 
 # Products of a row with fewer weights take about half a microsecond in floats.
 LEAST_WEIGHTS = 1 << 15
 # These read each weight many times for a row.
 REUSING = frozenset({"Conv", "ConvTranspose", "GRU", "LSTM", "RNN"})
-# Comparisons with thresholds, and exponentials of distances.
-UPSET = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "SVMClassifier", "SVMRegressor"})
-DISTANCES = "CDist"
+# Comparisons with thresholds, distances, and exponentials of these.
+UPSET = frozenset(
+    {"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "SVMClassifier", "SVMRegressor", "CDist"}
+)
 LOOK_UPS = frozenset({"Gather", "GatherElements", "GatherND"})
 
 
@@ -27,14 +28,13 @@ def suits_bf16(proto: onnx.ModelProto) -> bool:
     """Whether a file computes enough in products, and neither with trees, support vectors nor distances."""
     graph = proto.graph
     nodes = [*all_nodes([*graph.node, *(node for function in proto.functions for node in function.node)])]
-    if any(node.op_type in UPSET or node.op_type == DISTANCES for node in nodes) or _has_distances(nodes):
+    if any(node.op_type in UPSET for node in nodes) or _has_distances(nodes):
         return False
     if any(node.op_type in REUSING for node in nodes):
         return True
     tables = {node.input[0] for node in nodes if node.op_type in LOOK_UPS}
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    tensors |= {node.output[0]: each.t for node in nodes if node.op_type == "Constant" for each in node.attribute}
-    sizes = (math.prod(t.dims) for name, t in tensors.items() if len(t.dims) > 1 and name not in tables)
+    weights = named_tensors(graph, nodes).items()
+    sizes = (math.prod(t.dims) for name, t in weights if len(t.dims) > 1 and name not in tables)
     return bool(sum(sizes) >= LEAST_WEIGHTS)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import tvm_ffi
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -117,3 +118,14 @@ def run(
             weights = [tvm_ffi.from_dlpack(aligned_copy(weight)) for weight in kernel.weights]
             function.result()(*map(view, layer.inputs), *weights, *map(view, layer.outputs))
     return outputs, [layer.op for layer in graph.layers]
+
+
+def agree(path: Path, outputs: tuple[str, ...], net: Net, way: str, *shape: int) -> list[str]:
+    """Run a net on random input beside ONNX Runtime; the operators of its layers."""
+    model = net.save(path / "net.onnx", *outputs)
+    feeds = {"x": normal(*shape) * 10}
+    found, operators = run(model, feeds, way, shape[0])
+    for ours, theirs in zip(found, ort.InferenceSession(str(model)).run(None, feeds), strict=True):
+        assert ours.shape == theirs.shape
+        assert np.abs(ours - theirs).max() <= (1e-5 if way == "fp32" else 3e-2) * np.abs(theirs).max()
+    return operators

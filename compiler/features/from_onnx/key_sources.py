@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from veltair.compiler.features.feature_description import TextPart
 from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
-from veltair.compiler.onnx.node_attributes import attribute
+from veltair.compiler.onnx.node_attributes import attribute, text_attribute
 from veltair.errors import ModelError
 
 CASES: dict[str, Literal["lower", "upper"]] = {"StringLower": "lower", "StringUpper": "upper"}  # TensorFlow's operators
@@ -57,7 +57,7 @@ def find_key_source(node: onnx.NodeProto, graph: OnnxGraphIndex) -> KeySource:
         return KeySource(name, "int")
     if split is None:
         return KeySource(name, "string", parts=() if plain else parts)
-    separator = attribute(split, "delimiter", b"").decode("utf-8", "replace")
+    separator = text_attribute(split, "delimiter")
     if len(separator) != 1 or not separator.isascii() or attribute(split, "maxsplit", None) is not None:
         raise graph.error(split, "expected a delimiter of one ASCII character, and no maxsplit")
     if not plain and separator.isalpha():
@@ -136,7 +136,7 @@ def read_cleaning(node: onnx.NodeProto) -> Cleaning | None:
     action = attribute(node, "case_change_action", b"NONE")
     if action == b"NONE":
         return Cleaning()
-    ascii_only = attribute(node, "locale", b"").decode("utf-8", "replace") in ASCII_LOCALES
+    ascii_only = text_attribute(node, "locale") in ASCII_LOCALES
     return Cleaning("lower" if action == b"LOWER" else "upper") if ascii_only else None
 
 
@@ -144,9 +144,9 @@ def _read_case(node: onnx.NodeProto, graph: OnnxGraphIndex) -> TextPart:
     """What a StringNormalizer does to its texts."""
     if attribute(node, "stopwords", []):
         raise graph.error(node, "stopwords take rows out of the batch; expected none")
-    action = attribute(node, "case_change_action", b"NONE").decode("utf-8", "replace")
+    action = text_attribute(node, "case_change_action", "NONE")
     case: Literal["lower", "upper"] | None = {"LOWER": "lower", "UPPER": "upper"}.get(action)  # type: ignore[assignment]
-    locale = attribute(node, "locale", b"").decode("utf-8", "replace") or "en_US"
+    locale = text_attribute(node, "locale") or "en_US"
     if locale not in (*ASCII_LOCALES, *UNICODE_LOCALES):
         known = ", ".join((*ASCII_LOCALES, *UNICODE_LOCALES))
         raise graph.error(node, f"letters of locale {locale!r} are not known; expected one of {known}")

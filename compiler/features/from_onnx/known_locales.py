@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
-from veltair.compiler.onnx.node_attributes import attribute
+from veltair.compiler.onnx.node_attributes import text_attribute
 
 # ONNX Runtime's default, and one that the C library always has. The case of every letter is the same in both.
 DEFAULT, KNOWN = "en_US", "C.UTF-8"
@@ -15,8 +15,8 @@ def name_known_locales(graph: onnx.GraphProto) -> bool:
     """Have StringNormalizers of American English ask for a locale that there is, in place. Returns whether some did.
 
     >>> graph = helper.make_graph([helper.make_node("StringNormalizer", ["x"], ["y"])], "g", [], [])
-    >>> name_known_locales(graph), attribute(graph.node[0], "locale", b"")
-    (True, b'C.UTF-8')
+    >>> name_known_locales(graph), text_attribute(graph.node[0], "locale")
+    (True, 'C.UTF-8')
     """
     nodes = [node for node in graph.node if node.op_type == "StringNormalizer"]
     nodes = [node for node in nodes if _language(node) == DEFAULT]
@@ -28,4 +28,4 @@ def name_known_locales(graph: onnx.GraphProto) -> bool:
 
 
 def _language(node: onnx.NodeProto) -> str:
-    return bytes(attribute(node, "locale", DEFAULT.encode())).decode("utf-8", "replace").partition(".")[0]
+    return text_attribute(node, "locale", DEFAULT).partition(".")[0]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import onnx
 
-from veltair.compiler.onnx.node_attributes import attribute
+from veltair.compiler.onnx.node_attributes import attribute, text_attribute
 from veltair.types import TensorSpec
 
 MOST_STEPS = 1 << 18  # of multiplying and adding, for a sample; plain loops take about 0.1 ms for so many
@@ -38,7 +38,7 @@ def _steps(node: onnx.NodeProto, shapes: list[list[int]]) -> int:
     if node.op_type == "ConvTranspose":
         return math.prod(left) * math.prod(right[1:])
     if node.op_type == "Einsum" and len(node.input) == 2:
-        equation = attribute(node, "equation", b"").decode("utf-8", "replace").replace(" ", "")
+        equation = text_attribute(node, "equation").replace(" ", "")
         operands, _, kept = equation.partition("->")
         labels = operands.replace(",", "")
         if len(labels) == len(left) + len(right) and set(labels) - set(kept):

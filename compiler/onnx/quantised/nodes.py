@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.onnx.constants import all_nodes, four_bit_values
-from veltair.compiler.onnx.node_attributes import attribute
+from veltair.compiler.onnx.node_attributes import all_attributes, attribute
 from veltair.compiler.onnx.node_evaluation import Array
 
 Constants = dict[str, Array]
@@ -139,7 +139,7 @@ def _separated(node: onnx.NodeProto, graph: onnx.GraphProto, constants: Constant
         step = constants[scales[0]].reshape(-1).astype(np.float64) * constants[scales[1]].reshape(-1)
         bias = (constants[inputs[form.bias]].reshape(-1) * step * attribute(node, "alpha", 1.0)).astype(np.float32)
         floats.append(_constant(f"{node.name}/bias", bias, graph, constants))
-    kept = {each.name: helper.get_attribute_value(each) for each in node.attribute if each.name != "channels_last"}
+    kept = {name: value for name, value in all_attributes(node).items() if name != "channels_last"}
     result = f"{node.name}/result"
     nodes.append(helper.make_node(form.op, floats, [result], name=node.name, **kept))
     given = [result, _flat(scales[-1], graph, constants)]

@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper
 
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.folding.opaque_nodes import is_opaque
-from veltair.compiler.onnx.node_attributes import attribute
+from veltair.compiler.onnx.node_attributes import all_attributes, attribute, text_attribute
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns.batch_norm import scale_and_shift
 from veltair.compiler.patterns.model_rewriting import ModelRewriting
@@ -99,7 +98,7 @@ def _pads_before(
 ) -> Sequence[int]:
     """What is cut away before each axis (ONNX, ConvTranspose: pads, output_shape and auto_pad)."""
     spatial = len(shape)
-    auto = attribute(node, "auto_pad", b"NOTSET").decode("utf-8", "replace")
+    auto = text_attribute(node, "auto_pad", "NOTSET")
     if auto == "NOTSET" and not attribute(node, "output_shape", []):
         return list(attribute(node, "pads", [0] * 2 * spatial))[:spatial]
     if auto == "VALID":
@@ -169,8 +168,7 @@ def _activated(
         ):
             break
         result = f"{user.output[0]}/phases"
-        attributes = {entry.name: helper.get_attribute_value(entry) for entry in user.attribute}
-        source = found.add(user.op_type, [source, *user.input[1:]], result, shape, **attributes)
+        source = found.add(user.op_type, [source, *user.input[1:]], result, shape, **all_attributes(user))
         name = user.output[0]
         taken.append(user)
     return source, name, taken
@@ -195,14 +193,12 @@ def _move(
     elif blocks_move:
         found.add("DepthToSpace", [source], whole, (batch, channels, *reached), blocksize=strides[0])
     else:
-        parts = [0, channels, *strides, *outputs]
-        found.add("Reshape", [source], f"{whole}/parts", (batch, *parts[1:]), np.array(parts, np.int64))
+        parts = [batch, channels, *strides, *outputs]
+        found.reshape(source, f"{whole}/parts", parts)
         count = len(axes)
         order = [0, 1, *(axis for i in range(count) for axis in (2 + count + i, 2 + i))]
-        ordered = [parts[axis] if axis else batch for axis in order]
-        found.add("Transpose", [f"{whole}/parts"], f"{whole}/ordered", ordered, perm=order)
-        target = np.array([0, channels, *reached], np.int64)
-        found.add("Reshape", [f"{whole}/ordered"], whole, (batch, channels, *reached), target)
+        found.add("Transpose", [f"{whole}/parts"], f"{whole}/ordered", [parts[axis] for axis in order], perm=order)
+        found.reshape(f"{whole}/ordered", whole, (batch, channels, *reached))
     if whole != name:
         places = np.arange(len(axes)) + 2
         ends = np.array(result, np.int64)
@@ -224,7 +220,7 @@ def _reorder(node: onnx.NodeProto, user: onnx.NodeProto, found: ModelRewriting) 
     shape, wide = view.shape_of(user.output[0]), view.shape_of(node.output[0])
     order = np.arange(wide[1]).reshape(-1, size * size).T.reshape(-1)
     arguments = [view.constants[name][order] for name in node.input[1:] if name]
-    attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
-    source = found.add("Conv", [node.input[0]], f"{node.output[0]}/phases", wide, *arguments, **attributes)
+    name = f"{node.output[0]}/phases"
+    source = found.add("Conv", [node.input[0]], name, wide, *arguments, **all_attributes(node))
     found.add("DepthToSpace", [source], user.output[0], shape, blocksize=size)
     return node, user

@@ -79,7 +79,7 @@ class _Rewriting(ModelRewriting):
 
     def reshaped(self, name: str, result: str, *extents: int) -> str:
         """The tensor with other extents behind the batch."""
-        return self.add("Reshape", [name], result, (self.shape_of(name)[0], *extents), np.array([0, *extents]))
+        return self.reshape(name, result, (self.shape_of(name)[0], *extents))
 
     def cut(self, name: str, result: str, axis: int, start: int, count: int, step: int = 1) -> str:
         """Every `step`-th place of an axis, `count` of them; the tensor itself where that is all."""

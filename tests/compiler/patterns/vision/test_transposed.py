@@ -6,31 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from onnx_nets import Net, normal, run
+from onnx_nets import Net, agree, normal
 from quantised_models import save
 
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.patterns.vision.transposed import PhasedAxis
 from veltair.compiler.pipeline import lower
-
-TOLERANCE = {"fp32": 1e-5, "bf16": 3e-2, "dots": 3e-2}
-
-
-def agree(path: Path, net: Net, output: str, precision: str, *shape: int) -> list[str]:
-    """Run a net on random input; the operators of its layers."""
-    model = net.save(path / "net.onnx", output)
-    feeds = {"x": normal(*shape) * 10}
-    (found, *_), operators = run(model, feeds, precision, shape[0])
-    wanted = ort.InferenceSession(str(model)).run(None, feeds)[0]
-    assert found.shape == wanted.shape
-    assert np.abs(found - wanted).max() <= TOLERANCE[precision] * np.abs(wanted).max()
-    return operators
 
 
 @given(
@@ -40,8 +26,7 @@ def test_an_axis_gives_what_taps_add_up_to(
     taps: int, stride: int, dilation: int, pad: int, extent: int, more: int
 ) -> None:
     result = (extent - 1) * stride + (taps - 1) * dilation + 1 - pad + more
-    if result < 1:
-        return
+    assume(result >= 1)
     rng = np.random.default_rng(0)
     x, weight = rng.integers(1, 9, extent), rng.integers(1, 9, taps)
     expected = np.zeros(result, np.int64)
@@ -101,7 +86,7 @@ def test_equal_to_onnx_runtime(
     pads = {} if {"auto_pad", "output_shape"} & more.keys() else {"pads": [pad] * 4}
     y = net("Relu", net("ConvTranspose", "x", weight, bias, strides=[stride] * 2, **pads, **more))
     product = "conv2d" if precision == "fp32" else "conv2d_bf16"
-    operators = agree(tmp_path, net, y, precision, 3, channels[0], *size)
+    operators = agree(tmp_path, (y,), net, precision, 3, channels[0], *size)
     assert operators[:2] == ["to_blocked", product]
     if stride > 1 and channels[1] % 32 == 0:
         assert operators[2:] == ["depth_to_space", "to_plain"]
@@ -121,7 +106,7 @@ def test_a_batch_norm_and_activations_are_part_of_it(tmp_path: Path) -> None:
     norm = normal(32), normal(32), normal(32), np.abs(normal(32)) + np.float32(0.1)
     y = net("LeakyRelu", net("BatchNormalization", y, *norm), alpha=0.2)
     y = net("Conv", y, normal(20, 32, 3, 3), pads=[1] * 4)
-    operators = agree(tmp_path, net, y, "fp32", 3, 16, 5, 5)
+    operators = agree(tmp_path, (y,), net, "fp32", 3, 16, 5, 5)
     assert operators == ["to_blocked", "conv2d", "depth_to_space", "conv2d", "to_plain"]
 
 
@@ -129,7 +114,7 @@ def test_a_batch_norm_and_activations_are_part_of_it(tmp_path: Path) -> None:
 def test_signals_and_volumes(tmp_path: Path, rank: int) -> None:
     net, size = Net(x=["n", 20, *[6, 5, 4][:rank]]), [6, 5, 4][:rank]
     y = net("ConvTranspose", "x", normal(20, 24, *[4] * rank), strides=[2] * rank, pads=[1] * 2 * rank)
-    operators = agree(tmp_path, net, net("Relu", y), "fp32", 2, 20, *size)
+    operators = agree(tmp_path, (net("Relu", y),), net, "fp32", 2, 20, *size)
     assert "conv2d" in operators
 
 
@@ -138,7 +123,7 @@ def test_pixels_are_shuffled_in_blocks(tmp_path: Path, mode: str) -> None:
     net = Net(x=["n", 8, 6, 5])
     y = net("DepthToSpace", net("Conv", "x", normal(128, 8, 3, 3), normal(128), pads=[1] * 4), blocksize=2, mode=mode)
     y = net("Conv", y, normal(16, 32, 3, 3), pads=[1] * 4)
-    assert agree(tmp_path, net, y, "bf16", 3, 8, 6, 5) == [
+    assert agree(tmp_path, (y,), net, "bf16", 3, 8, 6, 5) == [
         *("to_blocked", "conv2d_bf16", "depth_to_space", "conv2d_bf16", "to_plain")
     ]
 
@@ -147,11 +132,7 @@ def test_what_others_read_stays(tmp_path: Path) -> None:
     """The result before its activation is an output, too."""
     net = Net(x=["n", 16, 5, 5])
     y = net("ConvTranspose", "x", normal(16, 32, 2, 2), strides=[2, 2])
-    model = net.save(tmp_path / "net.onnx", net("Relu", y), y)
-    feeds = {"x": normal(2, 16, 5, 5)}
-    found, _ = run(model, feeds, "fp32", 2)
-    for ours, theirs in zip(found, ort.InferenceSession(str(model)).run(None, feeds), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
+    agree(tmp_path, (net("Relu", y), y), net, "fp32", 2, 16, 5, 5)
 
 
 def test_computed_filters_are_left_to_others(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx_nets import Net, normal, run
+from onnx_nets import Net, agree, normal
 from run_kernels import run_graph
 
 from veltair.compiler.onnx.onnx_model import load_model
@@ -16,16 +16,6 @@ from veltair.compiler.pipeline import lower
 
 PRECISIONS = ["fp32", "bf16", "dots"]
 BATCHES = [(1, "fp32"), (1, "bf16"), (2, "dots"), (3, "fp32")]
-
-
-def agree(path: Path, outputs: tuple[str, ...], net: Net, precision: str, *shape: int) -> list[str]:
-    """Run a net on random input; the operators of its layers."""
-    model = net.save(path / "net.onnx", *outputs)
-    feeds = {"x": normal(*shape) * 10}
-    found, operators = run(model, feeds, precision, shape[0])
-    for ours, theirs in zip(found, ort.InferenceSession(str(model)).run(None, feeds), strict=True):
-        assert np.abs(ours - theirs).max() <= (1e-5 if precision == "fp32" else 3e-2) * np.abs(theirs).max()
-    return operators
 
 
 def dense_block(net: Net) -> tuple[str, ...]:
