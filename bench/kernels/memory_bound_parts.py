@@ -19,7 +19,7 @@ from veltair.compiler.graph.graph_builder import NodeImporter
 from veltair.compiler.graph.layer_graph import ImportedLayers
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.onnx.onnx_model import OnnxModel
-from veltair.compiler.stitch.node_translation import translate_node
+from veltair.compiler.stitch.operators.node_translation import translate_node
 from veltair.compiler.stitch.stitch_program import StitchOp
 from veltair.types import TensorSpec
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.codegen.memory import vector_in_register
-from veltair.compiler.codegen.vectors import Expr, broadcast, broadcast_uint32
+from veltair.compiler.codegen.memory import vector_in_register, vector_load, vector_store
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, broadcast_uint32
 
 LOG2_E = 1.44269504088896341
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # the first has few bits: n * LN2_HIGH is exact
@@ -47,6 +47,12 @@ _TANH_P = (
 )
 TANH_P = tuple(c / _Q0 for c in _TANH_P)
 TANH_Q = tuple(c / _Q0 for c in (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, _Q0))
+
+# (sin(r) - r) / r**3 and (cos(r) - 1 + r**2 / 2) / r**4 on [-pi / 4, pi / 4] as polynomials of r**2 (Cephes).
+SIN = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
+COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
+HALF_PI_HIGH, HALF_PI_LOW = math.pi / 2, 6.123233995736766e-17
+LARGEST_ANGLE = 2.0**48  # above it, a double does not hold the quarter turns: libm takes those, lane by lane
 
 
 def exp(x: Expr) -> Expr:
@@ -94,6 +100,16 @@ def tanh(x: Expr) -> Expr:
     return _rational(x, TANH_BOUND, TANH_P, TANH_Q)
 
 
+def sin(x: Expr) -> Expr:
+    """The sine, of angles of any size."""
+    return _of_angle(x, "sin", quarters=0)
+
+
+def cos(x: Expr) -> Expr:
+    """The cosine, of angles of any size."""
+    return _of_angle(x, "cos", quarters=1)
+
+
 def sigmoid(x: Expr) -> Expr:
     """1 / (1 + e**-x)."""
     return vector_in_register(T.Div(broadcast(1.0), broadcast(1.0) + exp(broadcast(0.0) - x)))
@@ -128,6 +144,39 @@ def max_lanes(x: Expr) -> Expr:
 def min_lanes(x: Expr) -> Expr:
     """The minimum of the 16 lanes, as one float."""
     return _reduce_lanes(x, T.min)
+
+
+def _of_angle(x: Expr, function: str, quarters: int) -> Expr:
+    """The sine of an angle and so many quarter turns: of what is left of whole quarters, found in doubles."""
+    x = vector_in_register(x)
+    # Adding the constant leaves the nearest count of quarter turns in the low bits of the double.
+    shift = 1.5 * 2.0**52
+    wide = T.bind(T.cast(x, "float64x16"))
+    turned = T.bind(_fused(wide, _doubles(2 / math.pi), _doubles(shift)))
+    count = T.bind(T.reinterpret("int64x16", turned))
+    whole = T.bind(_doubles(shift) - turned)
+    left = _fused(whole, _doubles(HALF_PI_LOW), T.bind(_fused(whole, _doubles(HALF_PI_HIGH), wide)))
+    r = vector_in_register(T.cast(left, "float32x16"))
+    square = vector_in_register(r * r)
+    sine = vector_in_register(_polynomial(square, SIN) * (square * r) + r)
+    cosine = vector_in_register(_polynomial(square, COS) * (square * square) - square * broadcast(0.5) + broadcast(1.0))
+    quadrant = T.bind(T.cast(count, "int32x16") + T.Broadcast(T.int32(quarters), LANES))
+    odd = T.bitwise_and(quadrant, T.Broadcast(T.int32(1), LANES)) != T.Broadcast(T.int32(0), LANES)
+    bits = T.bind(T.Select(odd, T.reinterpret("int32x16", cosine), T.reinterpret("int32x16", sine)))
+    sign = T.shift_left(T.bitwise_and(quadrant, T.Broadcast(T.int32(2), LANES)), T.Broadcast(T.int32(30), LANES))
+    found = T.alloc_buffer((LANES,), "float32", scope="local")
+    vector_store(found, T.reinterpret("float32x16", T.bitwise_xor(bits, sign)), 0)
+    with T.If(max_lanes(T.max(x, broadcast(0.0) - x)) > T.float32(LARGEST_ANGLE)), T.Then():
+        vector_store(found, getattr(T, function)(x), 0)
+    return vector_in_register(vector_load(found, 0))
+
+
+def _fused(a: Expr, b: Expr, c: Expr) -> Expr:
+    return T.call_llvm_pure_intrin("float64x16", "llvm.fma.v16f64", a, b, c)
+
+
+def _doubles(value: float) -> Expr:
+    return T.Broadcast(T.float64(value), LANES)
 
 
 def _reduce_lanes(x: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:

@@ -28,7 +28,7 @@ from veltair.compiler.references.reference_arithmetic import (
     run_onnx_node,
 )
 from veltair.compiler.references.row_reference import ROW_REFERENCES
-from veltair.compiler.stitch.evaluate import reference_stitched
+from veltair.compiler.stitch.operators.evaluate import reference_stitched
 
 Array = NDArray[Any]
 

@@ -23,8 +23,8 @@ from veltair.compiler.graph.parameters.sequence import LayerNormParameters
 from veltair.compiler.kernels.generic.relax_layers import import_layers
 from veltair.compiler.stitch.attention_apart import attention_apart
 from veltair.compiler.stitch.iteration_space import at_batch, iteration_space
-from veltair.compiler.stitch.node_translation import translate_node
-from veltair.compiler.stitch.program_nodes import OPSET, ProgramNodes
+from veltair.compiler.stitch.operators.node_translation import translate_node
+from veltair.compiler.stitch.operators.program_nodes import OPSET, ProgramNodes
 from veltair.compiler.stitch.stitch_program import build_program
 from veltair.compiler.stitch.stitched_layer import StitchedPart, parts_of, stitched_layer
 from veltair.compiler.stitch.stitched_parameters import StitchedParameters

@@ -18,8 +18,8 @@ from veltair.compiler.graph.parameters.products import BatchedMatmulParameters
 from veltair.compiler.graph.parameters.sequence import AttentionParameters
 from veltair.compiler.kernels.attention.softmax import LOWEST, NO_KEY
 from veltair.compiler.stitch.iteration_space import iteration_space
-from veltair.compiler.stitch.node_translation import translate_node
-from veltair.compiler.stitch.program_nodes import OPSET
+from veltair.compiler.stitch.operators.node_translation import translate_node
+from veltair.compiler.stitch.operators.program_nodes import OPSET
 from veltair.compiler.stitch.stitch_program import build_program
 from veltair.compiler.stitch.stitched_layer import StitchedPart, stitched_layer
 from veltair.types import TensorSpec

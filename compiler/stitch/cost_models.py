@@ -44,6 +44,8 @@ CYCLES = {
     "erf": 12.0,
     "tanh": 13.0,
     "sigmoid": 16.0,
+    "sin": 40.0,
+    "cos": 40.0,
     "div": 10.0,
     "sqrt": 12.0,
     "reciprocal": 10.0,

@@ -12,7 +12,7 @@ from veltair.compiler.graph.layer_graph import ImportedLayers
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.generic.relax_layers import import_layers
 from veltair.compiler.stitch.fusion_explorer import FusionExplorer
-from veltair.compiler.stitch.node_translation import TRUE, translate_node
+from veltair.compiler.stitch.operators.node_translation import TRUE, translate_node
 from veltair.compiler.stitch.stitch_program import Shape, StitchOp, StitchProgram
 from veltair.compiler.stitch.stitched_layer import StitchedPart, stitched_layer
 from veltair.errors import InvariantError, ModelError

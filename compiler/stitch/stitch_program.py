@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min")
-EXPENSIVE = ("exp", "log", "erf", "tanh", "sigmoid", "div", "sqrt", "reciprocal")
+EXPENSIVE = ("exp", "log", "erf", "tanh", "sigmoid", "sin", "cos", "div", "sqrt", "reciprocal")
 
 Shape = tuple[int, ...]  # -k stands for k times the batch
 OpTerm = str | float  # a value by name, or a constant

@@ -19,7 +19,7 @@ from veltair.compiler.codegen.memory import vector_in_register, vector_load, vec
 from veltair.compiler.codegen.prim_func import Operand, build_prim_func
 from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.stitch.iteration_space import IterationSpace, KernelSchedule
-from veltair.compiler.stitch.operator_code import COMBINE, FOLD, NEUTRAL
+from veltair.compiler.stitch.operators.operator_code import COMBINE, FOLD, NEUTRAL
 from veltair.compiler.stitch.stitch_program import REDUCTIONS, StitchOp
 from veltair.compiler.stitch.value_emitter import OperandViews, RowVector, ValueEmitter
 

@@ -14,7 +14,7 @@ from veltair.compiler.codegen.prim_func import Operand
 from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.stitch.iteration_space import IterationSpace
-from veltair.compiler.stitch.operator_code import ELEMENTWISE
+from veltair.compiler.stitch.operators.operator_code import ELEMENTWISE
 from veltair.compiler.stitch.stitch_program import EXPENSIVE, REDUCTIONS
 
 DEEP = 4  # bindings in a chain before a variable ends it

@@ -19,7 +19,7 @@ from veltair.compiler.references.quantised_reference import (
     within_choices,
     without_jumps,
 )
-from veltair.compiler.stitch.evaluate import reference_stitched
+from veltair.compiler.stitch.operators.evaluate import reference_stitched
 from veltair.compiler.timing.measure import Bounds, Meter, interior_slices, result_operands
 from veltair.compiler.timing.measuring_messages import Operand
 from veltair.compiler.tuning.repeated_rows import may_repeat, repeats

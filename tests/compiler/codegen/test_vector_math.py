@@ -102,6 +102,15 @@ def test_tanh(target: Any) -> None:
     assert worst(target, vector_math.tanh, math.tanh, everywhere(-12, 12)) <= 5
 
 
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_sine_and_cosine(target: Any, name: str) -> None:
+    exact = getattr(math, name)
+    angles = np.concatenate([everywhere(-1e5, 1e5), everywhere(-8, 8), np.geomspace(1, 3.4e38, 4096, dtype=np.float32)])
+    found = run(target, getattr(vector_math, name), angles)
+    expected = np.array([exact(float(v)) if np.isfinite(v) else math.nan for v in angles])
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1.2e-7)
+
+
 def test_sigmoid(target: Any) -> None:
     x = everywhere(-87, 87)
     assert worst(target, vector_math.sigmoid, lambda v: 1 / (1 + exp(-v)), x) <= 4

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.shared_library import compile_function
 from veltair.compiler.stitch import cost_models
-from veltair.compiler.stitch.evaluate import evaluate_program
 from veltair.compiler.stitch.fusion_explorer import FusionExplorer
 from veltair.compiler.stitch.iteration_space import SCHEMES, KernelSchedule, iteration_space
+from veltair.compiler.stitch.operators.evaluate import evaluate_program
 from veltair.compiler.stitch.stitch_program import Shape, StitchOp, broadcast_shapes, build_program
 from veltair.compiler.stitch.stitched_kernel import stitched_function
 from veltair.machine.isa import tvm_target

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx.helper import make_node as node
 from run_kernels import OLDER_CPUS, require_features
-from stitch.region_case import Case, assert_right
+from stitch.region_case import Case, assert_right, run
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.parameters.generic import GenericParameters
@@ -133,12 +133,66 @@ CASES = {
         {"x": (3, 40)},
         "y z",
     ),
+    "angles": case(
+        [node("Mul", ["x", "many"], ["a"]), node("Sin", ["a"], ["s"]), node("Cos", ["a"], ["c"])],
+        {"x": (3, 40)},
+        "s c",
+        many=scalar(1000),
+    ),
+    "sums of magnitudes": case(
+        [
+            node("ReduceL1", ["x", "last"], ["a"]),
+            node("Abs", ["x"], ["b"]),
+            node("ReduceLogSum", ["b", "last"], ["y"], keepdims=0),
+        ],
+        {"x": (7, 21)},
+        "a y",
+    ),
+    "logarithm of a sum of powers": case(
+        [
+            node("Relu", ["x"], ["r"]),
+            node("Log", ["r"], ["l"]),  # some rows are -infinity alone
+            node("ReduceLogSumExp", ["l", "last"], ["y"], keepdims=0),
+        ],
+        {"x": (40, 3)},
+    ),
     "packed": case(
         [node("Relu", ["x"], ["a"]), node("Tanh", ["y"], ["b"]), node("Softmax", ["z"], ["c"])],
         {"x": (9, 31), "y": (4, 4), "z": (3, 5, 6)},
         "a b c",
     ),
 }
+
+
+ACTIVATIONS = {
+    "PRelu": node("PRelu", ["x", "slope"], ["y"]),
+    "Elu": node("Elu", ["x"], ["y"], alpha=0.7),
+    "Selu": node("Selu", ["x"], ["y"]),
+    "Celu": node("Celu", ["x"], ["y"], alpha=0.4),
+    "Softplus": node("Softplus", ["x"], ["y"]),
+    "Mish": node("Mish", ["x"], ["y"]),
+    "Softsign": node("Softsign", ["x"], ["y"]),
+    "ThresholdedRelu": node("ThresholdedRelu", ["x"], ["y"], alpha=0.3),
+    "Sin": node("Sin", ["x"], ["y"]),
+    "Cos": node("Cos", ["x"], ["y"]),
+    **{f"Pow {e}": node("Pow", ["x", f"power {e}"], ["y"]) for e in (-2.0, -0.5, 0.5, 1.0, 1.7, 2.0, 3.0, 5.0)},
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_of_everything(name: str) -> None:
+    """Also of what is not finite, or large."""
+    constants = {"slope": weights(6, 1)} | {f"power {e}": scalar(e) for e in (-2.0, -0.5, 0.5, 1.0, 1.7, 2.0, 3.0, 5.0)}
+    each = case([ACTIVATIONS[name]], {"x": (6, 37)}, **constants)
+    region = each.region()
+    assert [layer.op for layer in region.layers] == ["stitched"]
+    given = each.draw()
+    given["x"] *= 4
+    given["x"][:, :9] = [0.0, np.inf, np.nan, 100.0, -100.0, 1e-3, -1e-3, 1e5, -1e5]
+    if not name.startswith("Pow"):
+        given["x"][:, 9] = -np.inf
+    (found,), (expected,) = run(each, region, given), each.expected(given)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("place", [0, 7])

@@ -31,6 +31,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "erf": lambda a: _erf(a) if a.size else a,
     "tanh": np.tanh,
     "sigmoid": lambda a: 1 / (1 + np.exp(-a)),
+    "sin": np.sin,
+    "cos": np.cos,
     "sqrt": np.sqrt,
     "round": np.rint,
     "reciprocal": np.reciprocal,

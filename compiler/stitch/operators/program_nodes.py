@@ -14,7 +14,10 @@ from veltair.compiler.stitch.stitch_program import OpTerm, Shape, StitchOp, broa
 from veltair.compiler.stitch.stitched_layer import StitchedPart
 from veltair.types import TensorSpec
 
-SAME_NAME = ("add", "sub", "mul", "div", "min", "max", "neg", "abs", "exp", "log", "erf", "tanh", "sigmoid", "sqrt")
+SAME_NAME = (
+    *("add", "sub", "mul", "div", "min", "max", "neg", "abs", "exp", "log", "erf", "tanh", "sigmoid", "sin", "cos"),
+    "sqrt",
+)
 OPERATORS: Mapping[str, str] = {name: name.capitalize() for name in (*SAME_NAME, "reciprocal", "equal", "round")} | {
     "less": "Less",
     "less_equal": "LessOrEqual",

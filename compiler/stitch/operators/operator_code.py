@@ -65,6 +65,8 @@ ELEMENTWISE: Mapping[str, Callable[..., Expr]] = {
     "erf": vm.erf,
     "tanh": vm.tanh,
     "sigmoid": vm.sigmoid,
+    "sin": vm.sin,
+    "cos": vm.cos,
     "sqrt": lambda a: T.sqrt(a),
     "round": lambda a: T.call_llvm_pure_intrin("float32x16", "llvm.rint.v16f32", a),
     "reciprocal": lambda a: T.Div(broadcast(1.0), a),
