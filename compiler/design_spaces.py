@@ -14,13 +14,17 @@ from veltair.compiler.kernels.feature_maps.channel_norms import L2Normalize, Lrn
 from veltair.compiler.kernels.feature_maps.concat import Concat
 from veltair.compiler.kernels.feature_maps.elementwise import Elementwise
 from veltair.compiler.kernels.feature_maps.layout_transform import ChannelsLast, Copy, DepthToSpace, ToBlocked, ToPlain
+from veltair.compiler.kernels.feature_maps.picked_pixels import PickedPixels
 from veltair.compiler.kernels.feature_maps.pool import GlobalAveragePool, Pool2d
 from veltair.compiler.kernels.feature_maps.squeeze_excite import SqueezeExcite
 from veltair.compiler.kernels.generic.generic import Generic
 from veltair.compiler.kernels.int8.channel_windows import QuantisedDepthwise, QuantisedMaxPool
 from veltair.compiler.kernels.int8.dynamic_quantise import DynamicQuantise
+from veltair.compiler.kernels.int8.joined_channels import JoinedChannels
 from veltair.compiler.kernels.int8.products import QuantisedProduct
 from veltair.compiler.kernels.int8.reorder import QuantisedReorder
+from veltair.compiler.kernels.int8.step_pairs import StepPairs
+from veltair.compiler.kernels.int8.step_table import StepTable
 from veltair.compiler.kernels.matmul.batched_matmul import BatchedMatmul
 from veltair.compiler.kernels.matmul.batched_matmul_bf16 import BatchedMatmulBf16
 from veltair.compiler.kernels.matmul.matmul import Matmul
@@ -52,6 +56,9 @@ SPACES: dict[str, Space] = {
     "max_pool_int8": QuantisedMaxPool(),
     **dict.fromkeys(("quantise", "dequantise", "reorder"), QuantisedReorder()),
     "dynamic_quantise": DynamicQuantise(),
+    "table_int8": StepTable(),
+    "pair_int8": StepPairs(),
+    "concat_int8": JoinedChannels(),
     "batched_matmul": BatchedMatmul(),
     "batched_matmul_bf16": BatchedMatmulBf16(),
     "attention": Attention(),
@@ -79,6 +86,7 @@ SPACES: dict[str, Space] = {
     "l2_normalize": L2Normalize(),
     "channels_last": ChannelsLast(),
     "depth_to_space": DepthToSpace(),
+    "pick_pixels": PickedPixels(),
     "to_blocked": ToBlocked(),
     "to_plain": ToPlain(),
     "copy": Copy(),

@@ -35,13 +35,8 @@ from veltair.compiler.onnx.fixed_extent import FixedExtent
 from veltair.compiler.onnx.folding.sized_outputs import OutputRoom, client_ports
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns import by_operator
-from veltair.compiler.patterns.einsum import einsums_as_products
-from veltair.compiler.patterns.quantised.float_roundings import round_as_floats
 from veltair.compiler.patterns.recommendation.feature_columns import round_columns
-from veltair.compiler.patterns.sequence.picked_positions import pick_positions_first
-from veltair.compiler.patterns.vision.signals import signals_as_images
-from veltair.compiler.patterns.vision.transposed import transposed_as_convolutions
-from veltair.compiler.patterns.vision.volumes import volumes_as_images
+from veltair.compiler.patterns.rewritings import rewrite_model
 from veltair.compiler.references.quantised_reference import quantised_tolerance
 from veltair.compiler.stitch.alternatives import ALTERNATIVES
 from veltair.compiler.stitch.regions import import_region
@@ -145,10 +140,7 @@ def join_features(compilation: Compilation) -> None:
 
 def find_patterns(lowering: Lowering) -> None:
     """Find the groups of nodes that one layer computes."""
-    model = lowering.features.model if lowering.features else lowering.model
-    images = transposed_as_convolutions, volumes_as_images, signals_as_images
-    for rewrite in (einsums_as_products, pick_positions_first, *images, round_as_floats):
-        model = rewrite(ModelView(model, lowering.precision))
+    model = rewrite_model(lowering.features.model if lowering.features else lowering.model, lowering.precision)
     lowering.view = by_operator.find_matches(ModelView(model, lowering.precision))
 
 

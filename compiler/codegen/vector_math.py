@@ -164,7 +164,7 @@ def _of_angle(x: Expr, function: str, quarters: int) -> Expr:
     odd = T.bitwise_and(quadrant, T.Broadcast(T.int32(1), LANES)) != T.Broadcast(T.int32(0), LANES)
     bits = T.bind(T.Select(odd, T.reinterpret("int32x16", cosine), T.reinterpret("int32x16", sine)))
     sign = T.shift_left(T.bitwise_and(quadrant, T.Broadcast(T.int32(2), LANES)), T.Broadcast(T.int32(30), LANES))
-    found = T.alloc_buffer((LANES,), "float32", scope="local")
+    found = T.alloc_buffer((LANES,), "float32", scope="global")  # TVM would ask the heap for a local one
     vector_store(found, T.reinterpret("float32x16", T.bitwise_xor(bits, sign)), 0)
     with T.If(max_lanes(T.max(x, broadcast(0.0) - x)) > T.float32(LARGEST_ANGLE)), T.Then():
         vector_store(found, getattr(T, function)(x), 0)

@@ -204,6 +204,8 @@ class TirReader:
             return self.names.get(hash(node.source), UNKNOWN)
         if kind == "Select":
             return combine("any", self._linear(node.true_value), self._linear(node.false_value))
+        if isinstance(node, ir.Call) and node.op.name.endswith(".if_then_else"):
+            return combine("any", self._linear(node.args[1]), self._linear(node.args[2]))
         if kind not in ("Add", "Sub", "Mul", *_OPERATORS):
             return UNKNOWN
         left, right = self._linear(node.a), self._linear(node.b)

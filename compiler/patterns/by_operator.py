@@ -23,6 +23,8 @@ from veltair.compiler.patterns.quantised.boundaries import dequantise, dynamic_q
 from veltair.compiler.patterns.quantised.find import find_quantised_layers
 from veltair.compiler.patterns.quantised.pools import max_pool
 from veltair.compiler.patterns.quantised.products import quantised_product
+from veltair.compiler.patterns.quantised.step_pairs import join_steps, step_pair
+from veltair.compiler.patterns.quantised.step_tables import step_table
 from veltair.compiler.patterns.recommendation.block_gathers import block_gather
 from veltair.compiler.patterns.recommendation.embedding_bags import embedding_bag
 from veltair.compiler.patterns.recommendation.lookups import find_lookups, lookups
@@ -37,6 +39,7 @@ from veltair.compiler.patterns.vision.channel_norms import l2_normalize, lrn
 from veltair.compiler.patterns.vision.channels_last import channels_last
 from veltair.compiler.patterns.vision.conv import conv
 from veltair.compiler.patterns.vision.depth_to_space import depth_to_space
+from veltair.compiler.patterns.vision.picked_pixels import pick_pixels
 from veltair.compiler.patterns.vision.pool import global_pool, pool
 from veltair.compiler.patterns.vision.squeeze_excite import squeeze_excite
 from veltair.errors import ModelError
@@ -46,7 +49,7 @@ Finder: TypeAlias = Callable[[ModelView], Matches]
 
 # The first pattern of an operator that takes a node has it.
 PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
-    "QuantizeLinear": (max_pool, quantise),
+    "QuantizeLinear": (max_pool, step_table, step_pair, quantise),
     "DequantizeLinear": (dequantise,),
     "DynamicQuantizeLinear": (dynamic_quantise,),
     "Conv": (conv,),
@@ -61,7 +64,7 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     "LayerNormalization": (embedding, layer_norm),
     "Gather": (embedding_bag, block_gather),
     "Neg": (lookups,),
-    "Concat": (sums, concat),
+    "Concat": (sums, join_steps, concat),
     **dict.fromkeys(("GRU", "LSTM", "RNN", "Scan"), (recurrent,)),
     "Add": (elementwise,),
     **dict.fromkeys(("Sum", "Sub", "Mul", "Div", "BatchNormalization"), (elementwise,)),
@@ -72,6 +75,7 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     "ReduceL2": (l2_normalize,),
     "Transpose": (channels_last,),
     "DepthToSpace": (depth_to_space,),
+    **dict.fromkeys(("Resize", "Slice"), (pick_pixels,)),
     "Reshape": (channels_last, alias),
     "Flatten": (alias,),
     "Squeeze": (lookups, alias),

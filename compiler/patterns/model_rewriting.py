@@ -13,6 +13,7 @@ from onnx import helper
 
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.onnx_model import OnnxModel
+from veltair.compiler.onnx.quantised.nodes import QuantisedConstant
 from veltair.types import TensorSpec
 
 
@@ -31,6 +32,7 @@ class ModelRewriting:
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     values: dict[str, TensorSpec] = field(default_factory=dict)
     constants: dict[str, NDArray[Any]] = field(default_factory=dict)
+    quantised: dict[str, QuantisedConstant] = field(default_factory=dict)  # of these constants, those of 8 bits
 
     def add(
         self,
@@ -71,4 +73,5 @@ class ModelRewriting:
             nodes=tuple(self.nodes),
             values={**self.view.values, **self.values},
             initializers={**self.view.constants, **self.constants},
+            quantised={**self.view.model.quantised, **self.quantised},
         )

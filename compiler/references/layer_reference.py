@@ -111,10 +111,13 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         return [(x[0] / length * spec.weights["scale"][:, None, None]).astype(np.float32)]
     if spec.op == "channels_last":
         return [x[0].transpose(0, 2, 3, 1)]
+    if spec.op == "pick_pixels":
+        return [x[0][:, :, spec.weights["rows"]][:, :, :, spec.weights["columns"]]]
     if spec.op == "depth_to_space":
         _, channels, height, width = spec.outputs[0].shape
         size = math.isqrt(x[0].shape[1] // channels)
-        return [run_onnx_node("DepthToSpace", x, blocksize=size)[:, :, :height, :width]]
+        moved = run_onnx_node("DepthToSpace", [x[0].astype(np.float32)], blocksize=size)
+        return [moved[:, :, :height, :width].astype(x[0].dtype)]
     return [x[0].reshape(x[0].shape)]  # to_blocked, to_plain, copy: the layout is all that changes
 
 

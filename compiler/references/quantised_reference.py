@@ -14,6 +14,7 @@ from veltair.compiler.graph.parameters.quantised import (
     Addend,
     QuantisedPoolParameters,
     QuantisedProductParameters,
+    StepPairParameters,
     Window,
 )
 from veltair.compiler.references.reference_arithmetic import apply_activation
@@ -62,6 +63,15 @@ def reference_max_pool(spec: LayerSpec, x: list[Array]) -> list[Array]:
     taps = windows(x[0] - least, spec.parameters_as(QuantisedPoolParameters).window, size)
     most = taps.reshape(*taps.shape[:3], -1, x[0].shape[1]).max(3) + least
     return [most.transpose(0, 3, 1, 2).astype(x[0].dtype)]
+
+
+def reference_pair(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    """The sum or the product of two tensors, quantised."""
+    parameters = spec.parameters_as(StepPairParameters)
+    left, right = (dequantise(each, spec.weights[name]) for each, name in zip(x, ("left", "right"), strict=True))
+    value = left + right if parameters.operator == "add" else left * right
+    value = apply_activation(value.astype(np.float32), parameters.activation)
+    return [quantise(value, spec.weights["output"], spec.outputs[0].dtype)]
 
 
 def reference_dynamic(x: Array) -> list[Array]:
@@ -164,5 +174,8 @@ QUANTISED_REFERENCES: Mapping[str, Callable[[LayerSpec, list[Array]], list[Array
     "dequantise": lambda spec, x: [dequantise(x[0], spec.weights["input"])],
     "dynamic_quantise": lambda spec, x: reference_dynamic(x[0]),
     "reorder": lambda spec, x: list(x),
+    "table_int8": lambda spec, x: [spec.weights["table"][x[0].view(np.uint8)]],
+    "concat_int8": lambda spec, x: [np.concatenate(x, axis=1)],
+    "pair_int8": reference_pair,
     **dict.fromkeys(("matmul_int8", "conv2d_int8", "depthwise_int8"), reference_product),
 }

@@ -78,9 +78,21 @@ class QuantisedPoolParameters(IntegerParameters):
 
 
 @dataclass(frozen=True, slots=True)
+class StepPairParameters(IntegerParameters):
+    """Parameters of "pair_int8": activation(left operator right), rounded to steps.
+
+    >>> StepPairParameters("add", "relu").terms()
+    {'operator': 'add', 'activation': 'relu'}
+    """
+
+    operator: str  # "add" or "mul"
+    activation: str = "none"  # one of bounds: none, relu or clip
+
+
+@dataclass(frozen=True, slots=True)
 class ReorderParameters(IntegerParameters):
     """Parameters of the layers where 8-bit integers begin and end: "quantise", "dynamic_quantise", "dequantise" and
-    "reorder".
+    "reorder"; and of those that change steps one by one or put them elsewhere.
 
     >>> ReorderParameters().terms()
     {}

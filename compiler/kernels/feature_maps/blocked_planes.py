@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,16 @@ def row_points(height: int, rows: tuple[int, ...] = (4, 1, 16, 1024)) -> list[Po
     [{'rows': 4}, {'rows': 1}, {'rows': 7}]
     """
     return [{"rows": r} for r in dict.fromkeys(min(height, r) for r in rows)]
+
+
+@contextmanager
+def row_tasks(X: Any, blocks: int, chunks: int, rows: int, height: int) -> Iterator[tuple[Expr, Expr, Expr]]:
+    """Image, block and row of each step of all tasks."""
+    with T.parallel(0, X.shape[0] * blocks * chunks) as task:
+        image, block = T.bind(task // (blocks * chunks)), T.bind(task // chunks % blocks)
+        first = T.bind(task % chunks * rows)
+        with T.serial(0, T.min(rows, height - first)) as r:
+            yield image, block, T.bind(first + r)
 
 
 def blocked_index(

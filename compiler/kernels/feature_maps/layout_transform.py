@@ -7,8 +7,7 @@ planes too have 16 neighbours; the last tile of a row overlaps the one before it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -19,7 +18,9 @@ from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.codegen.transpose import interleave_channels, transpose_16x16
 from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, ramp
 from veltair.compiler.graph.layer_spec import Activation, Halo, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.feature_maps.blocked_planes import blocked_index, row_bytes, row_points
+from veltair.compiler.kernels.feature_maps.blocked_planes import blocked_index, row_bytes, row_points, row_tasks
+
+CHANNELS = 64  # that one instruction or a few copy
 
 
 class ToBlocked:
@@ -108,7 +109,7 @@ class ChannelsLast:
         each = x.block // LANES  # vectors of a block
 
         def body(X: Any, Y: Any) -> None:
-            with _row_tasks(X, 1, chunks, rows, height) as (image, _, row), T.serial(0, width) as column:
+            with row_tasks(X, 1, chunks, rows, height) as (image, _, row), T.serial(0, width) as column:
 
                 def load_vector(vector: Expr) -> Expr:
                     return vector_load(X, *blocked_index(x, image, vector // each, row, column, vector % each * LANES))
@@ -128,8 +129,8 @@ class ChannelsLast:
 class DepthToSpace:
     """The design space of "depth_to_space", between channel blocks (N, s * s * C, H, W) and (N, C, s * H, s * W).
 
-    Channel (s * i + j) * C + c of a pixel becomes channel c of pixel (i, j) of s x s; C fills whole blocks. Rows and
-    columns beyond the output are left out::
+    Channel (s * i + j) * C + c of a pixel becomes channel c of pixel (i, j) of s x s. C fills whole blocks, or both
+    tensors have one block of all their channels. Rows and columns beyond the output are left out::
 
         for point in DepthToSpace().points(spec, features):
             kernel = DepthToSpace().build(spec, point, features)
@@ -146,13 +147,16 @@ class DepthToSpace:
         chunks = -(-height // rows)
 
         def body(X: Any, Y: Any) -> None:
-            with _row_tasks(X, blocks, chunks, rows, height) as (image, b, row):
+            with row_tasks(X, blocks, chunks, rows, height) as (image, b, row):
                 for j in range(min(size, width)):
-                    block = T.bind((row % size * size + j) * blocks + b)
+                    channel = T.bind(((row % size * size + j) * blocks + b) * y.block)
                     with T.serial(0, -(-(width - j) // size)) as column:
-                        lanes = ramp(0, x.block)  # as they are, of whatever type
-                        value = X[blocked_index(x, image, block, row // size, column, lanes)]
-                        T.buffer_store(Y, value, list(blocked_index(y, image, b, row, column * size + j, lanes)))
+                        for first in range(0, y.block, CHANNELS):
+                            count = min(CHANNELS, y.block - first)  # as they are, of whatever type
+                            lanes = ramp(channel % x.block + first, count)
+                            value = X[blocked_index(x, image, channel // x.block, row // size, column, lanes)]
+                            target = blocked_index(y, image, b, row, column * size + j, ramp(first, count))
+                            T.buffer_store(Y, value, list(target))
 
         return Kernel(build_prim_func([x, y], body), (), 2 * rows * row_bytes(y), blocks * chunks)
 
@@ -192,22 +196,12 @@ def _build_by_tiles(x: Activation, y: Activation, blocked: Activation, rows: int
     chunks, blocks = -(-height // rows), -(-channels // block)
 
     def body(X: Any, Y: Any) -> None:
-        with _row_tasks(X, blocks, chunks, rows, height) as (image, b, row):
+        with row_tasks(X, blocks, chunks, rows, height) as (image, b, row):
             for count, whole in _block_fillings(channels, block):
                 with when(b < channels // block if whole else b == channels // block):
                     _loop_over_pixels(width, lambda *at, n=count: tile(X, Y, image, b, n, row, *at))
 
     return Kernel(build_prim_func([x, y], body), (), 2 * rows * row_bytes(blocked), blocks * chunks)
-
-
-@contextmanager
-def _row_tasks(X: Any, blocks: int, chunks: int, rows: int, height: int) -> Iterator[tuple[Expr, Expr, Expr]]:
-    """Image, block and row of each step of all tasks."""
-    with T.parallel(0, X.shape[0] * blocks * chunks) as task:
-        image, block = T.bind(task // (blocks * chunks)), T.bind(task // chunks % blocks)
-        first = T.bind(task % chunks * rows)
-        with T.serial(0, T.min(rows, height - first)) as r:
-            yield image, block, T.bind(first + r)
 
 
 def _block_fillings(channels: int, block: int) -> list[tuple[int, bool]]:

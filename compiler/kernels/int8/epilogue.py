@@ -48,25 +48,27 @@ class Units(NamedTuple):
     @classmethod
     def of(cls, parameters: QuantisedProductParameters, *, rounded: bool) -> Units:
         """rounded: whether the output has 8 bits."""
-        first, result = parameters.first, rounded and _bounds(parameters.last) is not None
+        first, result = parameters.first, rounded and activation_bounds(parameters.last) is not None
         if parameters.between:
-            return cls(_bounds(first) is not None, result)
-        scales = first in ("none", "relu") if parameters.addend is not Addend.NONE else _bounds(first) is not None
+            return cls(activation_bounds(first) is not None, result)
+        scales = (
+            first in ("none", "relu") if parameters.addend is not Addend.NONE else activation_bounds(first) is not None
+        )
         return cls(result and scales, result and scales)
 
 
-def _bounds(activation: str) -> tuple[float, float] | None:
+def activation_bounds(activation: str) -> tuple[float, float] | None:
     """The bounds that an activation consists of; None where there is more to it."""
     kind, *numbers = activation.split(":")
     found = {"none": (-np.inf, np.inf), "relu": (0.0, np.inf)}.get(kind)
     return (float(numbers[0]), float(numbers[1])) if kind == "clip" else found
 
 
-def _rounding(quantum: tuple[float, int], dtype: str, activations: Sequence[str]) -> tuple[float, float, float]:
+def rounding_bounds(quantum: tuple[float, int], dtype: str, activations: Sequence[str]) -> tuple[float, float, float]:
     """Steps of a unit, and the bounds of what is rounded: those of activations in their order, then the type's."""
     (scale, zero), info = quantum, np.iinfo(dtype)
     inverse = float(np.float32(1) / np.float32(scale))
-    bounds = [(lower * inverse, upper * inverse) for lower, upper in filter(None, map(_bounds, activations))]
+    bounds = [(lower * inverse, upper * inverse) for lower, upper in filter(None, map(activation_bounds, activations))]
     low, high = -np.inf, np.inf
     for lower, upper in (*bounds, (float(info.min - zero), float(info.max - zero))):
         low, high = (min(max(bound, lower), upper) for bound in (low, high))
@@ -84,13 +86,13 @@ def pack_numbers(spec: LayerSpec) -> NDArray[np.float32]:
         if product and units.product and not product.between and product.addend is Addend.NONE:
             bounds = [product.first, *bounds]
         scale, zero = quantum(spec, "output")
-        rounding = _rounding((scale, zero), spec.outputs[0].dtype, bounds)
+        rounding = rounding_bounds((scale, zero), spec.outputs[0].dtype, bounds)
         steps = rounding[0] if units.result else 1.0
         numbers[OUTPUT : OUTPUT + 4] = *rounding, zero
         numbers.view(np.int32)[_ZERO : _LEAST + 1] = zero, np.rint(rounding[1]) + zero
     if product and product.between:
         between = quantum(spec, "between")
-        rounding = _rounding(between, product.between, [product.first] if units.product else [])
+        rounding = rounding_bounds(between, product.between, [product.first] if units.product else [])
         numbers[_BETWEEN : _BETWEEN + 4] = *rounding, between[0] * steps
     if "residual" in spec.weights:
         scale, zero = quantum(spec, "residual")

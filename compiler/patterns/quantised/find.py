@@ -6,12 +6,16 @@ from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.patterns.quantised.pools import find_quantised_pools
 from veltair.compiler.patterns.quantised.product_match import find_quantised_products
 from veltair.compiler.patterns.quantised.quantum import VIEWS, dequantised, quantised_behind
+from veltair.compiler.patterns.quantised.step_pairs import find_step_pairs
+from veltair.compiler.patterns.quantised.step_tables import find_step_tables
 
 
 def find_quantised_layers(view: ModelView) -> Matches:
-    """Products and pools of integers, and what lies between them."""
+    """Products, pools, tables and pairs of integers, and what lies between them."""
     products = find_quantised_products(view)
     matches = products.union(find_quantised_pools(view, products))
+    for find in (find_step_tables, find_step_pairs):
+        matches = matches.union(find(view, matches))
     inside = {id(node) for node in view.nodes if not matches.is_free(node)}
     for node in view.nodes:
         before = dequantised(node.input[0], view) if node.op_type in VIEWS else None

@@ -18,7 +18,7 @@ from onnx import helper
 from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns.quantised.find import find_quantised_layers
-from veltair.compiler.patterns.quantised.quantum import VIEWS, Quantum, quantum_of
+from veltair.compiler.patterns.quantised.quantum import VIEWS, Quantum, needed_nodes, quantum_of
 from veltair.types import TensorSpec
 
 # Their results lie in blocks of channels, where the chain would be one pass for each of its operators.
@@ -109,19 +109,7 @@ def _rewritten(found: _Rewriting) -> OnnxModel:
         nodes.append(node)
     return replace(
         view.model,
-        nodes=tuple(_needed(nodes, view)),
+        nodes=tuple(needed_nodes(nodes, view)),
         values={**view.values, **found.values},
         initializers={**view.constants, **found.constants},
     )
-
-
-def _needed(nodes: list[onnx.NodeProto], view: ModelView) -> list[onnx.NodeProto]:
-    """Without conversions that nothing reads any more."""
-    wanted, kept = set(view.output_names), list[onnx.NodeProto]()
-    for node in reversed(nodes):
-        converts = node.op_type in ("QuantizeLinear", "DequantizeLinear")
-        if converts and not wanted.intersection(node.output):
-            continue
-        wanted.update(node.input, view.read_by(node))
-        kept.append(node)
-    return kept[::-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.graph.graph_builder import EIGHT_BITS
-from veltair.compiler.graph.model_view import ModelView
+from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.onnx.node_attributes import attribute
 
 VIEWS = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
@@ -80,6 +81,23 @@ def quantised_behind(name: str, view: ModelView) -> tuple[onnx.NodeProto, Quantu
     return (user, quantum) if quantum else None
 
 
+def meets_integers(given: Sequence[str], made: str, taken: Matches, view: ModelView) -> bool:
+    """Whether a layer from steps to steps has a neighbour that computes on integers too; between floats, which stay in
+    registers, it would be a pass over memory.
+
+    given, made: tensors of 8 bits. taken: the layers on integers that are known.
+    """
+
+    def from_floats(name: str) -> bool:
+        maker = view.makers.get(name)
+        return maker is not None and maker.op_type == "QuantizeLinear" and taken.is_free(maker)
+
+    def to_floats(user: onnx.NodeProto) -> bool:
+        return user.op_type == "DequantizeLinear" and all(map(taken.is_free, view.users_of(user.output[0])))
+
+    return not all(map(from_floats, given)) or not all(map(to_floats, view.users_of(made)))
+
+
 def centred_steps(steps: NDArray[Any], zero: NDArray[Any]) -> NDArray[np.int8] | NDArray[np.int16]:
     """Steps of 8 bits less their zero points, which are broadcast to them: in int16 where int8 does not hold all.
 
@@ -92,3 +110,15 @@ def centred_steps(steps: NDArray[Any], zero: NDArray[Any]) -> NDArray[np.int8] |
     held = np.iinfo(np.int8)
     fits = centred.size == 0 or (centred.min() >= held.min and centred.max() <= held.max)
     return centred.astype(np.int8) if fits else centred
+
+
+def needed_nodes(nodes: Sequence[onnx.NodeProto], view: ModelView) -> list[onnx.NodeProto]:
+    """The nodes of a model, without conversions that nothing reads any more."""
+    wanted, kept = set(view.output_names), list[onnx.NodeProto]()
+    for node in reversed(nodes):
+        converts = node.op_type in ("QuantizeLinear", "DequantizeLinear")
+        if converts and not wanted.intersection(node.output):
+            continue
+        wanted.update(node.input, view.read_by(node))
+        kept.append(node)
+    return kept[::-1]

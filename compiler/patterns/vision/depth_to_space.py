@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from veltair.compiler.graph.graph_builder import GraphBuilder
+from veltair.compiler.graph.graph_builder import EIGHT_BITS, GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.node_attributes import attribute
@@ -16,14 +16,15 @@ def depth_to_space(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder)
     if attribute(node, "mode", b"DCR") != b"DCR" or not builder.is_made(source):
         return False
     x = builder.tensors[source]
-    if x.block != view.block or x.dtype != view.dtype or out[1] % x.block:
+    steps = x.dtype in EIGHT_BITS and x.block == x.shape[1]  # in one block of all channels, as the output then is
+    if not steps and (x.block != view.block or x.dtype != view.dtype or out[1] % x.block):
         return False
     nodes, last = [node], node
     user = view.free_user(node.output[0])
     if user is not None and user.op_type == "Slice" and _cuts_ends(user, view):
         nodes, last = [node, user], user
-    name = last.output[0]
-    builder.emit(last.name, "depth_to_space", [x], [Activation(name, x.dtype, view.shape_of(name), x.block)])
+    name, block = last.output[0], out[1] if steps else x.block
+    builder.emit(last.name, "depth_to_space", [x], [Activation(name, x.dtype, view.shape_of(name), block)])
     builder.take(nodes)
     return True
 

@@ -7,13 +7,15 @@ behind is part of the weights, and activations are computed before the channels 
 
 The same move of a PixelShuffle, which wants the channels of a pixel side by side, is brought into the order in which
 blocks of channels move whole.
+
+Of quantised files the steps of the filters are kept.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +26,10 @@ from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.folding.opaque_nodes import is_opaque
 from veltair.compiler.onnx.node_attributes import all_attributes, attribute, text_attribute
 from veltair.compiler.onnx.onnx_model import OnnxModel
+from veltair.compiler.onnx.quantised.nodes import QuantisedConstant
 from veltair.compiler.patterns.batch_norm import scale_and_shift
 from veltair.compiler.patterns.model_rewriting import ModelRewriting
+from veltair.compiler.patterns.quantised.quantum import centred_steps, dequantised, quantum_of
 from veltair.compiler.patterns.vision.signals import UNARY
 
 MAX_WEIGHT_BYTES = 64 << 20  # of the convolution; filters of bilinear enlargement by 32 would take more
@@ -69,8 +73,8 @@ def transposed_as_convolutions(view: ModelView) -> OnnxModel:
             continue
         if node.op_type == "ConvTranspose" and (axes := _axes(node, view)) is not None:
             replaced.update(map(id, _convolve(node, axes, found)))
-        elif (user := _shuffled(node, view)) is not None:
-            replaced.update(map(id, _reorder(node, user, found)))
+        elif behind := _shuffled(node, view):
+            replaced.update(map(id, _reorder(node, behind, found)))
         else:
             found.nodes.append(node)
     return found.model() if replaced else view.model
@@ -132,29 +136,55 @@ def _convolve(node: onnx.NodeProto, axes: Sequence[PhasedAxis], found: ModelRewr
     phases = math.prod(axis.stride for axis in axes)
     wide = (batch, channels * phases, *(axis.outputs for axis in axes))
     blocks_move = groups == 1 and len(axes) == 2 and axes[0].stride == axes[1].stride
-    filters = _filters(weight, axes, groups)  # (groups, channels, phases, ...)
-    order = (2, 0, 1) if blocks_move else (0, 1, 2)
-    filters = filters.transpose(*order, *range(3, filters.ndim)).reshape(channels * phases, *filters.shape[3:])
-    biases = np.tile(bias, phases) if blocks_move else np.repeat(bias, phases)
+
+    def of_phases(each: NDArray[Any]) -> NDArray[Any]:
+        """Numbers of channels, for the channels of the convolution."""
+        return np.tile(each, phases) if blocks_move else np.repeat(each, phases)
+
     pads = [*(axis.pads[0] for axis in axes), *(axis.pads[1] for axis in axes)]
-    arguments = np.ascontiguousarray(filters, np.float32), biases.astype(np.float32)
+    arguments = _filters(weight, axes, groups, blocks_move), of_phases(bias).astype(np.float32)
     source = found.add("Conv", [node.input[0]], f"{node.output[0]}/phases", wide, *arguments, pads=pads, group=groups)
+    quantised = _quantised(node, view) if norm is None else None
+    if quantised is not None:
+        scale = np.broadcast_to(quantised.scale, quantised.steps.shape[1])
+        found.quantised[found.nodes[-1].input[1]] = QuantisedConstant(
+            _filters(quantised.steps, axes, groups, blocks_move),
+            of_phases(np.tile(scale, groups)),
+            np.zeros(1, np.int8),
+            axis=0,
+        )
     source, name, more = _activated(source, name, wide, found)
     _move(source, name, (batch, channels, *result), axes, found, blocks_move=blocks_move)
     return [*taken, *more]
 
 
-def _filters(weight: NDArray[Any], axes: Sequence[PhasedAxis], groups: int) -> NDArray[np.float32]:
-    """Of (IC, OC / groups, taps …) those of the convolution: (groups, OC / groups, phases, IC / groups, taps …)."""
+def _quantised(node: onnx.NodeProto, view: ModelView) -> QuantisedConstant | None:
+    """The filters as steps without zero points, where the convolution multiplies steps by them."""
+    given = view.model.quantised.get(node.input[1])
+    if given is None or dequantised(node.input[0], view) is None or (given.scale.size > 1 and given.axis != 1):
+        return None
+    zero = given.zero.reshape(-1, *[1] * (given.steps.ndim - 2)) if given.zero.size > 1 else given.zero
+    steps = centred_steps(given.steps, zero)
+    return replace(given, steps=steps) if steps.dtype == np.int8 else None
+
+
+def _filters(weight: NDArray[Any], axes: Sequence[PhasedAxis], groups: int, blocks_move: bool) -> NDArray[Any]:
+    """Of (IC, OC / groups, taps …) those of the convolution: (OC x phases, IC / groups, taps …).
+
+    blocks_move: whether the channels of a phase are side by side, or the phases of a channel.
+    """
     ic, each = weight.shape[0] // groups, weight.shape[1]
     strides, taps = [axis.stride for axis in axes], [axis.taps for axis in axes]
-    found = np.zeros((groups, each, *strides, ic, *taps), np.float32)
+    found = np.zeros((groups, each, *strides, ic, *taps), weight.dtype)
     given = weight.reshape(groups, ic, each, *weight.shape[2:])
     for place in np.ndindex(*weight.shape[2:]):
         phase = tuple(axis.phase[k] for axis, k in zip(axes, place, strict=True))
         tap = tuple(axis.tap[k] for axis, k in zip(axes, place, strict=True))
         found[(slice(None), slice(None), *phase, slice(None), *tap)] = given[(..., *place)].transpose(0, 2, 1)
-    return found.reshape(groups, each, -1, ic, *taps)
+    phased = found.reshape(groups, each, -1, ic, *taps)
+    if blocks_move:
+        phased = phased.transpose(2, 0, 1, *range(3, phased.ndim))
+    return np.ascontiguousarray(phased).reshape(-1, ic, *taps)
 
 
 def _activated(
@@ -205,22 +235,40 @@ def _move(
         found.add("Slice", [whole], name, shape, np.zeros(len(axes), np.int64), ends, places)
 
 
-def _shuffled(node: onnx.NodeProto, view: ModelView) -> onnx.NodeProto | None:
-    """The PixelShuffle that alone reads a convolution."""
-    user = view.only_user(node.output[0]) if node.op_type == "Conv" else None
-    if user is None or user.op_type != "DepthToSpace" or attribute(user, "mode", b"DCR") != b"CRD":
-        return None
-    known = all(name in view.constants for name in node.input[1:] if name)
-    return user if known and attribute(node, "group", 1) == 1 and not (is_opaque(node) or is_opaque(user)) else None
+def _shuffled(node: onnx.NodeProto, view: ModelView) -> list[onnx.NodeProto]:
+    """What lies behind a convolution up to a PixelShuffle, with nothing between but a rounding; empty otherwise."""
+    known = node.op_type == "Conv" and all(name in view.constants for name in node.input[1:] if name)
+    if not known or attribute(node, "group", 1) != 1 or is_opaque(node):
+        return []
+    behind: list[onnx.NodeProto] = []
+    for kinds in (("QuantizeLinear", "DepthToSpace"), ("DequantizeLinear", "DepthToSpace"), ("DepthToSpace",)):
+        user = view.only_user((behind or [node])[-1].output[0])
+        if user is None or user.op_type not in kinds or is_opaque(user):
+            return []
+        behind.append(user)
+        if user.op_type == "DepthToSpace":
+            return behind if attribute(user, "mode", b"DCR") == b"CRD" else []
+        if quantum_of(user, view) is None:
+            return []
+    return []
 
 
-def _reorder(node: onnx.NodeProto, user: onnx.NodeProto, found: ModelRewriting) -> tuple[onnx.NodeProto, ...]:
-    """Write both with the channels of each pixel's place side by side; the nodes that these replace."""
-    view, size = found.view, attribute(user, "blocksize", 1)
+def _reorder(node: onnx.NodeProto, behind: Sequence[onnx.NodeProto], found: ModelRewriting) -> list[onnx.NodeProto]:
+    """Write all of them with the channels of each pixel's place side by side; the nodes that these replace."""
+    view, (*roundings, user) = found.view, behind
+    size = attribute(user, "blocksize", 1)
     shape, wide = view.shape_of(user.output[0]), view.shape_of(node.output[0])
     order = np.arange(wide[1]).reshape(-1, size * size).T.reshape(-1)
     arguments = [view.constants[name][order] for name in node.input[1:] if name]
     name = f"{node.output[0]}/phases"
     source = found.add("Conv", [node.input[0]], name, wide, *arguments, **all_attributes(node))
+    given = view.model.quantised.get(node.input[1])
+    if given is not None and (given.scale.size == 1 or given.axis == 0):
+        scale, zero = (each[order] if each.size > 1 else each for each in (given.scale, given.zero))
+        weight = found.nodes[-1].input[1]
+        found.quantised[weight] = replace(given, steps=given.steps[order], scale=scale, zero=zero)
+    for rounding in roundings:
+        result, dtype = f"{rounding.output[0]}/phases", view.values[rounding.output[0]].dtype
+        source = found.add(rounding.op_type, [source, *rounding.input[1:]], result, wide, dtype=dtype)
     found.add("DepthToSpace", [source], user.output[0], shape, blocksize=size)
-    return node, user
+    return [node, *behind]

@@ -21,6 +21,7 @@ def _pow(node: onnx.NodeProto, out: OperatorBuilder, x: Sequence[OpTerm]) -> Non
     if isinstance(exponent, str) or not 0 < abs(exponent) <= LARGEST_EXPONENT:
         raise LookupError("Pow")
     inverse = exponent < 0
+    power: OpTerm
     if abs(exponent) == 0.5:
         power = out.put("sqrt", x[0], last=not inverse)
     elif exponent.is_integer():

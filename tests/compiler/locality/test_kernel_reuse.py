@@ -8,6 +8,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+import int8_products
 import numpy as np
 import pytest
 from hypothesis import given
@@ -200,6 +201,16 @@ def test_every_point_moves_less_with_more_cache_and_each_tensor_at_least_once(na
         needs = [level.working_set_bytes(1) for level in reuse]
         assert needs == sorted(needs), point
         assert moved[-1] == pytest.approx(touched(spec, kernel.weights, batch), rel=0.05), point
+
+
+@pytest.mark.parametrize("columns", [40, 64, 1000])
+def test_products_of_integers_are_read_whatever_their_columns_fill(columns: int) -> None:
+    spec = int8_products.product((-7, 128), (-7, columns), int8_products.Parameters("none"))
+    for point in SPACES[spec.op].points(spec, ISAS["amx"])[::3]:
+        kernel = SPACES[spec.op].build(spec, point, ISAS["amx"])
+        reuse = kernel_reuse(spec, kernel, 4)
+        assert len(reuse) > 1
+        assert reuse[-1].traffic_bytes >= touched(spec, kernel.weights[:1], 4)
 
 
 def test_a_stride_leaves_lines_out() -> None:
