@@ -21,6 +21,7 @@ from veltair.compiler.kernels.generic.generic import Generic
 from veltair.compiler.kernels.int8.channel_windows import QuantisedDepthwise, QuantisedMaxPool
 from veltair.compiler.kernels.int8.dynamic_quantise import DynamicQuantise
 from veltair.compiler.kernels.int8.joined_channels import JoinedChannels
+from veltair.compiler.kernels.int8.plane_means import PlaneMeans
 from veltair.compiler.kernels.int8.products import QuantisedProduct
 from veltair.compiler.kernels.int8.reorder import QuantisedReorder
 from veltair.compiler.kernels.int8.step_pairs import StepPairs
@@ -54,6 +55,7 @@ SPACES: dict[str, Space] = {
     "conv2d_int8": QuantisedProduct(),
     "depthwise_int8": QuantisedDepthwise(),
     "max_pool_int8": QuantisedMaxPool(),
+    "mean_int8": PlaneMeans(),
     **dict.fromkeys(("quantise", "dequantise", "reorder"), QuantisedReorder()),
     "dynamic_quantise": DynamicQuantise(),
     "table_int8": StepTable(),

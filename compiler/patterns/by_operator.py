@@ -21,7 +21,7 @@ from veltair.compiler.patterns.layer_norm import layer_norm
 from veltair.compiler.patterns.matmul import matmul
 from veltair.compiler.patterns.quantised.boundaries import dequantise, dynamic_quantise, quantise
 from veltair.compiler.patterns.quantised.find import find_quantised_layers
-from veltair.compiler.patterns.quantised.pools import max_pool
+from veltair.compiler.patterns.quantised.pools import max_pool, plane_mean
 from veltair.compiler.patterns.quantised.products import quantised_product
 from veltair.compiler.patterns.quantised.step_pairs import join_steps, step_pair
 from veltair.compiler.patterns.quantised.step_tables import step_table
@@ -49,7 +49,7 @@ Finder: TypeAlias = Callable[[ModelView], Matches]
 
 # The first pattern of an operator that takes a node has it.
 PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
-    "QuantizeLinear": (max_pool, step_table, step_pair, quantise),
+    "QuantizeLinear": (max_pool, plane_mean, step_table, step_pair, quantise),
     "DequantizeLinear": (dequantise,),
     "DynamicQuantizeLinear": (dynamic_quantise,),
     "Conv": (conv,),

@@ -65,6 +65,12 @@ def reference_max_pool(spec: LayerSpec, x: list[Array]) -> list[Array]:
     return [most.transpose(0, 3, 1, 2).astype(x[0].dtype)]
 
 
+def reference_mean(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    """The mean of each plane, quantised."""
+    value = dequantise(x[0].mean((2, 3), keepdims=True, dtype=np.float64), spec.weights["input"])
+    return [quantise(value, spec.weights["output"], spec.outputs[0].dtype)]
+
+
 def reference_pair(spec: LayerSpec, x: list[Array]) -> list[Array]:
     """The sum or the product of two tensors, quantised."""
     parameters = spec.parameters_as(StepPairParameters)
@@ -177,5 +183,6 @@ QUANTISED_REFERENCES: Mapping[str, Callable[[LayerSpec, list[Array]], list[Array
     "table_int8": lambda spec, x: [spec.weights["table"][x[0].view(np.uint8)]],
     "concat_int8": lambda spec, x: [np.concatenate(x, axis=1)],
     "pair_int8": reference_pair,
+    "mean_int8": reference_mean,
     **dict.fromkeys(("matmul_int8", "conv2d_int8", "depthwise_int8"), reference_product),
 }

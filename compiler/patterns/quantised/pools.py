@@ -1,20 +1,20 @@
-"""Pools of 8-bit integers: a maximum of steps, and averages as depthwise products with ones."""
+"""Pools of 8-bit integers: the greatest steps of windows, and the mean of planes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
 
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
-from veltair.compiler.graph.parameters.quantised import QuantisedPoolParameters, Window
-from veltair.compiler.onnx.node_attributes import attribute, padding
+from veltair.compiler.graph.parameters.quantised import QuantisedPoolParameters, ReorderParameters, Window
+from veltair.compiler.onnx.node_attributes import attribute, padding, reduced_axes
 from veltair.compiler.patterns.quantised.boundaries import channels_last
-from veltair.compiler.patterns.quantised.product_match import ProductMatch
-from veltair.compiler.patterns.quantised.quantum import dequantised, quantised_behind
+from veltair.compiler.patterns.quantised.quantum import QuantisedTensor, Quantum, dequantised, quantised_behind
+
+MOST_PIXELS = 1 << 23  # of a plane, whose sum of steps is an int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,15 @@ class PoolMatch:
     window: Window
 
 
+@dataclass(frozen=True, slots=True)
+class MeanMatch:
+    """The mean of each plane of `x`, rounded."""
+
+    x: QuantisedTensor
+    output: str
+    rounded: Quantum
+
+
 def find_quantised_pools(view: ModelView, taken: Matches) -> Matches:
     matches = Matches()
     for node in view.nodes:
@@ -33,7 +42,7 @@ def find_quantised_pools(view: ModelView, taken: Matches) -> Matches:
             continue
         if node.op_type == "MaxPool":
             _match_maximum(node, view, matches)
-        elif node.op_type == "GlobalAveragePool":
+        elif node.op_type == "GlobalAveragePool" or _is_mean_of_planes(node, view):
             _match_average(node, view, matches)
     return matches
 
@@ -46,6 +55,21 @@ def max_pool(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bo
     x, shape = channels_last(found.x, view, builder), view.shape_of(found.output)
     y = Activation(found.output, x.dtype, shape, shape[1])
     builder.emit(node.name, "max_pool_int8", [x], [y], QuantisedPoolParameters(found.window))
+    return True
+
+
+def plane_mean(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    """The mean of planes of steps, filed under the node that rounds it."""
+    found = view.matches.at(node, MeanMatch)
+    if found is None:
+        return False
+    x, out = channels_last(found.x.name, view, builder), view.shape_of(found.output)
+    name = found.output if len(out) == 4 else f"{found.output}/1x1"
+    y = Activation(name, found.rounded.dtype, (*x.shape[:2], 1, 1), x.shape[1])
+    weights = {"input": found.x.quantum.array, "output": found.rounded.array}
+    builder.emit(node.name, "mean_int8", [x], [y], ReorderParameters(), weights)
+    if len(out) != 4:  # a plane of one pixel is its channels
+        builder.alias(Activation(found.output, y.dtype, out), name)
     return True
 
 
@@ -64,22 +88,15 @@ def _match_maximum(node: onnx.NodeProto, view: ModelView, matches: Matches) -> N
         matches.add(behind[0], PoolMatch(x.name, behind[0].output[0], window), [node])
 
 
+def _is_mean_of_planes(node: onnx.NodeProto, view: ModelView) -> bool:
+    """Whether a node is what PyTorch's exporter writes for a mean of rows and columns."""
+    if node.op_type != "ReduceMean" or len(view.shape_of(node.input[0])) != 4:
+        return False
+    return sorted(axis % 4 for axis in reduced_axes(node, view.constants)) == [2, 3]
+
+
 def _match_average(node: onnx.NodeProto, view: ModelView, matches: Matches) -> None:
-    shape = view.shape_of(node.input[0])
     x, behind = dequantised(node.input[0], view), quantised_behind(node.output[0], view)
-    if len(shape) != 4 or x is None or behind is None:
-        return
-    _, channels, height, width = shape
-    match = ProductMatch(
-        node.name,
-        x.name,
-        x.quantum,
-        np.ones((height * width, channels), np.int8),
-        np.full(channels, x.quantum.scale / (height * width), np.float32),
-        np.zeros(channels, np.float32),
-        behind[0].output[0],
-        window=Window((height, width), (1, 1), (1, 1), (0, 0, 0, 0)),
-        depthwise=True,
-        rounded=behind[1],
-    )
-    matches.add(behind[0], match, [node])
+    shape = view.shape_of(node.input[0])
+    if len(shape) == 4 and shape[2] * shape[3] <= MOST_PIXELS and x is not None and behind is not None:
+        matches.add(behind[0], MeanMatch(x, behind[0].output[0], behind[1]), [node])

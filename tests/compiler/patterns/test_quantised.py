@@ -50,7 +50,7 @@ def test_a_convolutional_net(tmp_path: Path, form: str) -> None:
     activation = ["table_int8"] if form == "symmetric" else []
     assert [layer.op for layer in graph.layers] == [
         *("quantise", "conv2d_int8", "max_pool_int8", "conv2d_int8", "conv2d_int8", *activation),
-        *("depthwise_int8", "depthwise_int8", "reorder", "matmul_int8", "dequantise"),
+        *("depthwise_int8", "mean_int8", "reorder", "matmul_int8", "dequantise"),
     ]
     for batch in (1, 3):
         x = np.random.default_rng(batch).standard_normal((batch, 3, 26, 26)).astype(np.float32)

@@ -89,12 +89,13 @@ def test_two_tensors_of_steps(tmp_path: Path, operator: str) -> None:
     check(path, "qdq", (3, 5, 6), {"quantise", "conv2d_int8", "table_int8", "pair_int8", "dequantise"})
 
 
-def test_gates_of_channels(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mean", ["GlobalAveragePool", "ReduceMean"])
+def test_gates_of_channels(tmp_path: Path, mean: str) -> None:
     """Squeeze and excitation."""
     nodes = [
         node("Conv", ["x", "w0"], ["c0"], pads=[1] * 4),
         node("Relu", ["c0"], ["r0"]),
-        node("GlobalAveragePool", ["r0"], ["g"]),
+        node(mean, ["r0"], ["g"], **({"axes": [2, 3]} if mean == "ReduceMean" else {})),
         node("Conv", ["g", "w1"], ["c1"]),
         node("Sigmoid", ["c1"], ["s"]),
         node("Mul", ["s", "r0"], ["m"]),
@@ -102,7 +103,7 @@ def test_gates_of_channels(tmp_path: Path) -> None:
     ]
     weights = {"w0": weight(20, 3, 3, 3), "w1": weight(20, 20, 1, 1), "w2": weight(9, 20, 1, 1)}
     path = save(tmp_path / "net.onnx", nodes, weights, ["n", 3, 5, 6], ["n", 9, 5, 6])
-    operations = check(path, "qdq", (3, 5, 6), {"quantise", "conv2d_int8", "depthwise_int8", "pair_int8", "dequantise"})
+    operations = check(path, "qdq", (3, 5, 6), {"quantise", "conv2d_int8", "mean_int8", "pair_int8", "dequantise"})
     assert operations.count("pair_int8") == 1
 
 
