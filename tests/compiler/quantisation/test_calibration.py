@@ -33,7 +33,7 @@ def test_compile_and_verify(tmp_path: Path, told: Told) -> None:
     code, text, errors = told("compile", model, "--out", out, "--precision", "int8", "--calibrate", samples, *options)
     assert code == 0, errors
     facts = json.loads(text)
-    assert (facts["model"], facts["int8_layers"], facts["layers"]) == ("net", 6, 9)
+    assert (facts["model"], facts["int8_layers"], facts["layers"]) == ("net", 5, 9)
     manifest = load_artifact(out).manifest
     assert (manifest.calibrated, manifest.source_digest) == (8, file_digest(model))
     code, text, errors = told("verify", out, model, "--data", samples, "--json")
