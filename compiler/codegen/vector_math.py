@@ -1,8 +1,8 @@
 """Elementary functions of vectors of 16 floats, and reductions of their lanes.
 
-Polynomials after range reduction, in fp32 throughout and within a few units in the last place. They are plain
-arithmetic, so that LLVM makes one instruction of each operation on AVX-512 and two on AVX2, where calls of libm would
-go lane by lane. Every NaN stays one. What a function uses twice is in a register: call it inside a
+Polynomials after range reduction, in fp32 but for the reduction of angles, and within a few units in the last place.
+They are plain arithmetic, so that LLVM makes one instruction of each operation on AVX-512 and two on AVX2, where calls
+of libm would go lane by lane. Every NaN stays one. What a function uses twice is in a register: call it inside a
 builder's frame.
 
 Bounds are written constant first: `max(c, x)` is `c > x ? c : x`, which keeps a NaN in x.
@@ -102,12 +102,12 @@ def tanh(x: Expr) -> Expr:
 
 def sin(x: Expr) -> Expr:
     """The sine, of angles of any size."""
-    return _of_angle(x, "sin", quarters=0)
+    return _of_angle(x, T.sin, quarters=0)
 
 
 def cos(x: Expr) -> Expr:
     """The cosine, of angles of any size."""
-    return _of_angle(x, "cos", quarters=1)
+    return _of_angle(x, T.cos, quarters=1)
 
 
 def sigmoid(x: Expr) -> Expr:
@@ -146,8 +146,11 @@ def min_lanes(x: Expr) -> Expr:
     return _reduce_lanes(x, T.min)
 
 
-def _of_angle(x: Expr, function: str, quarters: int) -> Expr:
-    """The sine of an angle and so many quarter turns: of what is left of whole quarters, found in doubles."""
+def _of_angle(x: Expr, exact: Callable[[Expr], Expr], quarters: int) -> Expr:
+    """The sine of an angle and so many quarter turns: of what is left of whole quarters, found in doubles.
+
+    exact: the function itself, which takes the largest angles.
+    """
     x = vector_in_register(x)
     # Adding the constant leaves the nearest count of quarter turns in the low bits of the double.
     shift = 1.5 * 2.0**52
@@ -167,7 +170,7 @@ def _of_angle(x: Expr, function: str, quarters: int) -> Expr:
     found = T.alloc_buffer((LANES,), "float32", scope="global")  # TVM would ask the heap for a local one
     vector_store(found, T.reinterpret("float32x16", T.bitwise_xor(bits, sign)), 0)
     with T.If(max_lanes(T.max(x, broadcast(0.0) - x)) > T.float32(LARGEST_ANGLE)), T.Then():
-        vector_store(found, getattr(T, function)(x), 0)
+        vector_store(found, exact(x), 0)
     return vector_in_register(vector_load(found, 0))
 
 

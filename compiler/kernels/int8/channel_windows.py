@@ -245,28 +245,19 @@ class _Walk:
         """Call `step` with the channels and the number of every tap inside the image."""
         kh, kw = self.window.kernel
 
-        def every() -> None:
-            if kh * kw > UNROLLED:
-                with T.grid(kh, kw) as (u, v):
-                    step(T.bind(self.load(at, u, v)), u * kw + v)
-                return
-            for u, v in product(range(kh), range(kw)):
-                step(T.bind(self.load(at, u, v)), u * kw + v)
-
         def checked() -> None:
             with T.grid(kh, kw) as (u, v), when(self.is_inside(at, u, v)):
                 step(T.bind(self.load(at, u, v)), u * kw + v)
 
-        if not any(self.window.pads):  # as of the mean of a plane
-            every()
-        elif kh * kw > UNROLLED:
+        if kh * kw > UNROLLED:
             checked()
-        else:
-            with T.If(self.is_whole(at)):
-                with T.Then():
-                    every()
-                with T.Else():
-                    checked()
+            return
+        with T.If(self.is_whole(at)):
+            with T.Then():
+                for u, v in product(range(kh), range(kw)):
+                    step(T.bind(self.load(at, u, v)), u * kw + v)
+            with T.Else():
+                checked()
 
 
 def _all(conditions: Sequence[Expr]) -> Expr:

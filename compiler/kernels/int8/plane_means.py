@@ -43,7 +43,7 @@ class PlaneMeans:
                 image, group = T.bind(task // groups), T.bind(task % groups)
                 first = T.bind(group * (taken * LANES))
                 with T.serial(0, T.min(taken, T.ceildiv(channels - first, LANES))) as vector:
-                    # Channels behind the last are those of the next pixel; of the last vector, its own once more.
+                    # The last vector reaches back: behind the last channel lie those of the next pixel.
                     begin = T.bind(T.max(T.min(first + vector * LANES, channels - LANES), 0))
                     sums = _sums(source, T.bind(image * pixels), pixels, begin, min(channels, LANES))
                     value = _rounded(numbers, sums)

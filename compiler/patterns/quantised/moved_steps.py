@@ -6,9 +6,10 @@ What is rounded first and then moved is the same; and rounded to the steps that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import onnx
+from onnx import helper
 
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.folding.opaque_nodes import is_opaque
@@ -16,22 +17,30 @@ from veltair.compiler.onnx.node_attributes import attribute, text_attribute
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns.model_rewriting import ModelRewriting
 from veltair.compiler.patterns.quantised.quantum import Quantum, dequantised, needed_nodes, quantum_of
-from veltair.types import TensorSpec
 
 
 def round_before_moves(view: ModelView) -> OnnxModel:
     """The model with the roundings of feature maps moved forward; the same one where it has none to move."""
-    found = _Moves(view)
-    for node in view.nodes:
-        quantum = quantum_of(node, view) if node.op_type == "QuantizeLinear" else None
-        if quantum is not None and _moves(view.makers.get(node.input[0]), view) and view.only_user(node.input[0]):
-            found.move(node.input[0], node, quantum, node.output[0])
-        else:
-            found.rewriting.nodes.append(node)
-    if not found.moved:
+    rewriting, moved = ModelRewriting(view), set[int]()  # ids of the nodes that moved floats
+    # From the last node to the first: the roundings of a move's operands are looked at in their turn.
+    waiting, behind = list(view.nodes), list[onnx.NodeProto]()
+    quanta = {id(n): quantum_of(n, view) for n in view.nodes if n.op_type == "QuantizeLinear"}
+    while waiting:
+        node = waiting.pop()
+        quantum, source = quanta.get(id(node)), view.makers.get(node.input[0]) if node.input else None
+        if quantum is not None and _moves(source, view) and view.only_user(node.input[0]) is not None:
+            assert source is not None
+            moved.add(id(source))
+            move, roundings = _moved(source, node, quantum, rewriting)
+            behind.append(move)
+            waiting += roundings
+            quanta |= {id(rounding): quantum for rounding in roundings}
+        elif id(node) not in moved:
+            behind.append(node)
+    if not moved:
         return view.model
-    found.rewriting.nodes = needed_nodes([n for n in found.rewriting.nodes if id(n) not in found.moved], view)
-    return found.rewriting.model()
+    rewriting.nodes = needed_nodes(behind[::-1], view)
+    return rewriting.model()
 
 
 def _moves(node: onnx.NodeProto | None, view: ModelView) -> bool:
@@ -45,38 +54,24 @@ def _moves(node: onnx.NodeProto | None, view: ModelView) -> bool:
     return node.op_type in ("DepthToSpace", "SpaceToDepth", "Slice")
 
 
-@dataclass(slots=True)
-class _Moves:
-    view: ModelView
-    rewriting: ModelRewriting = field(init=False)
-    moved: set[int] = field(default_factory=set)  # ids of the nodes that moved floats
-
-    def __post_init__(self) -> None:
-        self.rewriting = ModelRewriting(self.view)
-
-    def move(self, name: str, rounding: onnx.NodeProto, quantum: Quantum, result: str) -> None:
-        """Write the move that makes a float tensor, of its operands as steps. result: the name of the moved steps."""
-        node, view = self.view.makers[name], self.view
-        tensors = len(node.input) if node.op_type == "Concat" else 1
-        operands = [
-            self._steps(operand, rounding, quantum, f"{result}/{place}")
-            for place, operand in enumerate(node.input[:tensors])
-        ]
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copy.name, copy.input[:tensors], copy.output[:] = f"{result}/{node.op_type}", operands, [result]
-        self.rewriting.nodes.append(copy)
-        self.rewriting.values[result] = TensorSpec(result, quantum.dtype, view.shape_of(name))
-        self.moved.add(id(node))
-
-    def _steps(self, name: str, rounding: onnx.NodeProto, quantum: Quantum, result: str) -> str:
-        """The name of an operand's steps, which are written where there are none yet."""
-        view, given = self.view, dequantised(name, self.view)
+def _moved(
+    node: onnx.NodeProto, rounding: onnx.NodeProto, quantum: Quantum, rewriting: ModelRewriting
+) -> tuple[onnx.NodeProto, list[onnx.NodeProto]]:
+    """A move of floats that are rounded behind it, as one of steps; and the roundings of its operands, where these are
+    not such steps already.
+    """
+    view, result = rewriting.view, rounding.output[0]
+    move, roundings = onnx.NodeProto(), list[onnx.NodeProto]()
+    move.CopyFrom(node)
+    move.name, move.output[:] = f"{result}/{node.op_type}", [result]
+    rewriting.values[result] = replace(view.values[node.output[0]], name=result, dtype=quantum.dtype)
+    for place, name in enumerate(node.input if node.op_type == "Concat" else node.input[:1]):
+        given = dequantised(name, view)
         if given is not None and given.quantum == quantum:
-            return given.name
-        if _moves(view.makers.get(name), view) and view.only_user(name) is not None:
-            self.move(name, rounding, quantum, result)
-        else:
-            inputs = [name, *rounding.input[1:]]
-            self.rewriting.add("QuantizeLinear", inputs, result, view.shape_of(name), dtype=quantum.dtype)
-        return result
+            move.input[place] = given.name
+            continue
+        steps = f"{result}/{place}"
+        move.input[place] = steps
+        roundings.append(helper.make_node("QuantizeLinear", [name, *rounding.input[1:]], [steps], name=steps))
+        rewriting.values[steps] = replace(view.values[name], name=steps, dtype=quantum.dtype)
+    return move, roundings

@@ -77,10 +77,13 @@ def _function_behind(
             continue
         if maker is None or len(nodes) > MOST_NODES or not taken.is_free(maker):
             return None
+        if places[id(maker)] in nodes:
+            continue
         given = dequantised(name, view)
-        if given is not None and given.name in functions:
-            sources.add(functions[given.name].x)
-            nodes |= functions[given.name].nodes
+        before = functions.get(given.name) if given is not None else None
+        if before is not None and len(nodes) + len(before.nodes) <= MOST_NODES:
+            sources.add(before.x)
+            nodes |= before.nodes
         elif given is not None:
             sources.add(given.name)
         elif maker.op_type in ELEMENT_WISE and not maker.domain and len(maker.output) == 1:
@@ -101,7 +104,7 @@ def _table(function: _Function, view: ModelView, evaluator: NodeEvaluator) -> ND
     known: dict[str, NDArray[Any]] = {function.x: np.arange(256, dtype=np.uint8).view(dtype)}
     name = function.x
     for node in function.nodes.values():
-        inputs = [known.get(name) if name in known else _scalar(name, view) for name in node.input]
+        inputs = [known[name] if name in known else _scalar(name, view) for name in node.input]
         made = evaluator.run(node, inputs)
         if made is None:
             return None
@@ -115,14 +118,15 @@ def _scalar(name: str, view: ModelView) -> NDArray[Any] | None:
 
 
 def _own(function: _Function, last: onnx.NodeProto, view: ModelView) -> list[onnx.NodeProto]:
-    """The nodes that nobody else needs."""
-    inside = {id(node) for node in function.nodes.values() if node is not last}
-    own: dict[int, onnx.NodeProto] = {id(last): last}
+    """The nodes in front of the last one that nobody else needs."""
+    inside, own = {id(last)}, list[onnx.NodeProto]()
     for node in reversed(function.nodes.values()):
-        users = view.users_of(node.output[0])
-        if id(node) in inside and node.output[0] not in view.output_names and all(id(user) in own for user in users):
-            own[id(node)] = node
-    return [node for node in own.values() if node is not last]
+        [name] = node.output
+        if node is last or name in view.output_names or not all(id(user) in inside for user in view.users_of(name)):
+            continue
+        inside.add(id(node))
+        own.append(node)
+    return own
 
 
 def step_table(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:

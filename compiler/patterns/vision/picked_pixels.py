@@ -26,12 +26,20 @@ def pick_pixels(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) ->
         return False
     if node.op_type == "Resize" and text_attribute(node, "mode", "nearest") != "nearest":
         return False
+    if shape[:2] != x.shape[:2] or (node.op_type == "Slice" and not _cuts_planes(node, view)):
+        return False
     places = _places(node, view)
-    if places is None or shape[:2] != x.shape[:2]:
+    if places is None:
         return False
     y = Activation(node.output[0], x.dtype, shape, x.block)
     builder.emit(node.name, "pick_pixels", [x], [y], weights=dict(zip(("rows", "columns"), places, strict=True)))
     return True
+
+
+def _cuts_planes(node: onnx.NodeProto, view: ModelView) -> bool:
+    """Whether a Slice leaves samples and channels as they are: it could turn their order round."""
+    axes = view.constants.get(node.input[3]) if len(node.input) > 3 else None
+    return axes is not None and all(axis % 4 > 1 for axis in axes.tolist())
 
 
 def _places(node: onnx.NodeProto, view: ModelView) -> list[NDArray[np.int32]] | None:

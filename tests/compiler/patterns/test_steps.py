@@ -166,3 +166,78 @@ def test_a_function_between_floats_stays_in_their_kernel(tmp_path: Path) -> None
     path = save(tmp_path / "net.onnx", nodes, {}, ["n", 40], ["n", 40])
     graph = lowered(quantise(path, "qdq"))
     assert "table_int8" not in [layer.op for layer in graph.layers]
+
+
+def rounded_chain(nodes: Sequence[onnx.NodeProto], name: str) -> list[onnx.NodeProto]:
+    """The nodes between an input of steps x and an output of steps y; `name` is what they give."""
+    return [
+        node("DequantizeLinear", ["x", "s", "z"], ["x/f"]),
+        *nodes,
+        node("QuantizeLinear", [name, "s", "z"], ["y"]),
+    ]
+
+
+STEPS = {"s": np.float32(0.02), "z": np.uint8(128)}
+
+
+def chain_agrees(path: Path, nodes: Sequence[onnx.NodeProto], shape: list[Any], gives: list[Any], weights: Any) -> None:
+    save(path, nodes, STEPS | weights, (onnx.TensorProto.UINT8, shape), (onnx.TensorProto.UINT8, gives))
+    x = np.random.default_rng(0).integers(0, 256, [2, *shape[1:]], np.uint8)
+    assert greatest_error(path, lowered(path), {"x": x}, 2) == 0
+
+
+def test_a_function_that_reads_each_value_twice_is_found_at_once(tmp_path: Path) -> None:
+    """Forty doublings: 2**40 ways back to the input."""
+    doubled = [node("Mul", [f"v{i}", f"v{i}"], [f"v{i + 1}"]) for i in range(40)]
+    nodes = rounded_chain([node("Tanh", ["x/f"], ["v0"]), *doubled], "v40")
+    chain_agrees(tmp_path / "net.onnx", nodes, ["n", 17], ["n", 17], {})
+
+
+def test_a_long_chain_of_functions_is_several_tables(tmp_path: Path) -> None:
+    nodes: list[onnx.NodeProto] = []
+    for i in range(60):
+        source = "x" if i == 0 else f"q{i}"
+        result = "y" if i == 59 else f"q{i + 1}"
+        nodes += [
+            node("DequantizeLinear", [source, "s", "z"], [f"f{i}"]),
+            node("Sin", [f"f{i}"], [f"t{i}"]),
+            node("QuantizeLinear", [f"t{i}", "s", "z"], [result]),
+        ]
+    chain_agrees(tmp_path / "net.onnx", nodes, ["n", 17], ["n", 17], {})
+
+
+def test_a_rounding_moves_in_front_of_any_number_of_moves(tmp_path: Path) -> None:
+    flips = {"start": np.array([-1]), "end": np.array([-9]), "axis": np.array([3]), "back": np.array([-1])}
+    slices = [node("Slice", [f"v{i}", *flips], [f"v{i + 1}"]) for i in range(1201)]
+    nodes = rounded_chain([node("Concat", ["x/f", "x/f"], ["v0"], axis=1), *slices], "v1201")
+    chain_agrees(tmp_path / "net.onnx", nodes, ["n", 3, 2, 4], ["n", 6, 2, 4], flips)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_pixels_of_floats_are_picked_in_their_blocks(tmp_path: Path, precision: str) -> None:
+    """Enlarged, thinned out and turned round; channels that are turned round are no such pixels."""
+    constants = {
+        "w0": weight(40, 3, 3, 3),
+        "w1": weight(24, 40, 1, 1),
+        "scales": np.array([1, 1, 2, 3], np.float32),
+        "start": np.array([1, -1]),
+        "end": np.array([100, -100]),
+        "rows": np.array([2, 3]),
+        "steps": np.array([2, -1]),
+        "last": np.array([-1]),
+        "first": np.array([-100]),
+        "channels": np.array([1]),
+        "back": np.array([-1]),
+    }
+    nodes = [
+        node("Conv", ["x", "w0"], ["c"], pads=[1] * 4),
+        node("Resize", ["c", "", "scales"], ["u"], mode="nearest", nearest_mode="floor"),
+        node("Slice", ["u", "start", "end", "rows", "steps"], ["v"]),
+        node("Slice", ["v", "last", "first", "channels", "back"], ["r"]),
+        node("Conv", ["r", "w1"], ["y"]),
+    ]
+    path = save(tmp_path / "net.onnx", nodes, constants, ["n", 3, 5, 4], ["n", 24, 5, 12])
+    graph = lowered(path, precision)
+    assert [layer.op for layer in graph.layers].count("pick_pixels") == 2
+    x = np.random.default_rng(0).standard_normal((3, 3, 5, 4)).astype(np.float32)
+    assert greatest_error(path, graph, {"x": x}, 3) < (1e-5 if precision == "fp32" else 0.02)
