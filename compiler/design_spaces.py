@@ -30,6 +30,7 @@ from veltair.compiler.kernels.matmul.batched_matmul import BatchedMatmul
 from veltair.compiler.kernels.matmul.batched_matmul_bf16 import BatchedMatmulBf16
 from veltair.compiler.kernels.matmul.matmul import Matmul
 from veltair.compiler.kernels.matmul.matmul_bf16 import MatmulBf16
+from veltair.compiler.kernels.recurrent.projected_recurrent import ProjectedRecurrent
 from veltair.compiler.kernels.recurrent.recurrent import Recurrent
 from veltair.compiler.kernels.rows.block_gather import BlockGather
 from veltair.compiler.kernels.rows.cast import Cast
@@ -75,6 +76,7 @@ SPACES: dict[str, Space] = {
     "spmm": Spmm(),
     "block_gather": BlockGather(),
     "recurrent": Recurrent(),
+    "projected_recurrent": ProjectedRecurrent(),
     "one_hot_sum": OneHotSum(),
     "trees": Trees(),
     "pool2d": Pool2d(),

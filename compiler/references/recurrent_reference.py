@@ -9,24 +9,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import LayerSpec
+from veltair.compiler.graph.parameters.products import WeightStorage
 from veltair.compiler.graph.parameters.sequence import (
     Cell,
     Direction,
+    ProjectedRecurrentParameters,
     RecurrentParameters,
     ResetPosition,
     SequenceOrder,
 )
-from veltair.compiler.references.reference_arithmetic import apply_activation
+from veltair.compiler.references.reference_arithmetic import apply_activation, bf16_to_float32, float32_to_bf16
 
 Array = NDArray[Any]
 
 
 def reference_recurrent(spec: LayerSpec, x: list[Array]) -> list[Array]:
-    """A recurrent cell over all steps, each direction by itself, in float64 except for its activation functions."""
+    """A recurrent cell over all steps, each direction by itself, in float64 except for its activation functions.
+
+    Of "projected_recurrent", the first input is what the inputs give the gates, padded to whole vectors.
+    """
     parameters = spec.parameters_as(RecurrentParameters)
     tensors = dict(zip(parameters.reads, x, strict=True))
     rows_first = parameters.x_order is SequenceOrder.ROWS_FIRST
-    for name in {"x", "scores"} & tensors.keys():
+    for name in {"x", "sums", "scores"} & tensors.keys():
         tensors[name] = tensors[name] if rows_first else tensors[name].swapaxes(0, 1)
     count, hidden = parameters.direction.extent, len(spec.weights["recurrent"])
     for name in {"initial", "initial_cell"} & tensors.keys():
@@ -43,7 +48,7 @@ def reference_recurrent(spec: LayerSpec, x: list[Array]) -> list[Array]:
         "last": last.swapaxes(0, 1),
         "last_cell": last_cell.swapaxes(0, 1),
     }
-    rows = len(tensors["x"])
+    rows = len(x[0]) if rows_first else x[0].shape[1]
     return [
         outputs[name].reshape([rows if extent < 0 else extent for extent in tensor.shape])
         for name, tensor in zip(parameters.writes, spec.outputs, strict=True)
@@ -54,12 +59,18 @@ def _run_direction(
     spec: LayerSpec, parameters: RecurrentParameters, tensors: dict[str, Array], place: int
 ) -> tuple[Array, Array, Array]:
     """The states (rows, steps, hidden) of a direction, its last state and its last cell state (rows, hidden)."""
-    x, hidden, gates = tensors["x"], len(spec.weights["recurrent"]), parameters.cell.gates
-    rows, steps, _ = x.shape
+    hidden, gates, count = len(spec.weights["recurrent"]), parameters.cell.gates, parameters.direction.extent
     weights = {
-        name: array.astype(np.float64).reshape(*array.shape[:-1], parameters.direction.extent, -1)[..., place, :]
+        name: array.astype(np.float64).reshape(*array.shape[:-1], count, -1)[..., place, :]
         for name, array in spec.weights.items()
     }
+    multiply = _product(parameters)
+    if "x" in tensors:
+        inner = tensors["x"] @ weights["input"] + weights["bias"]
+    else:
+        inner = tensors["sums"].reshape(*tensors["sums"].shape[:2], count, -1)[:, :, place]
+    rows, steps, _ = inner.shape
+    inner = inner.reshape(rows, steps, gates, -1)[..., :hidden]
     h, cell = (
         tensors[name][:, place].astype(np.float64) if name in tensors else np.zeros((rows, hidden))
         for name in ("initial", "initial_cell")
@@ -67,9 +78,8 @@ def _run_direction(
     states = np.zeros((rows, steps, hidden))
     backward = parameters.direction is Direction.REVERSE or place == 1
     for step in range(steps)[:: -1 if backward else 1]:
-        inner = (x[:, step] @ weights["input"] + weights["bias"]).reshape(rows, gates, hidden).swapaxes(0, 1)
         score = tensors["scores"].reshape(rows, steps)[:, step : step + 1] if "scores" in tensors else None
-        new, new_cell = _advance(parameters, weights, inner, h, cell, score)
+        new, new_cell = _advance(parameters, weights, multiply, inner[:, step].swapaxes(0, 1), h, cell, score)
         runs = (step < tensors["lengths"])[:, None] if "lengths" in tensors else np.ones((rows, 1), bool)
         h, cell = np.where(runs, new, h), np.where(runs, new_cell, cell)
         states[:, step] = np.where(runs, h, 0)
@@ -78,13 +88,30 @@ def _run_direction(
     return states, h, cell
 
 
+def _product(parameters: RecurrentParameters) -> Callable[[Array, Array], Array]:
+    """The product of a state with weights: of values rounded to bfloat16 where the layer stores its weights so."""
+    if not isinstance(parameters, ProjectedRecurrentParameters) or parameters.storage is not WeightStorage.BF16:
+        return np.matmul
+
+    def rounded(values: Array) -> Array:
+        return bf16_to_float32(float32_to_bf16(values.astype(np.float32))).astype(np.float64)
+
+    return lambda state, weight: rounded(state) @ rounded(weight)
+
+
 def _advance(
-    parameters: RecurrentParameters, weights: dict[str, Array], inner: Array, h: Array, cell: Array, score: Array | None
+    parameters: RecurrentParameters,
+    weights: dict[str, Array],
+    multiply: Callable[[Array, Array], Array],
+    inner: Array,
+    h: Array,
+    cell: Array,
+    score: Array | None,
 ) -> tuple[Array, Array]:
     """The new state and cell state. inner: the products with the inputs, (gates, rows, hidden)."""
     f, g, k = (_activation(function) for function in parameters.activations)
     hidden = h.shape[1]
-    outer = (h @ weights["recurrent"]).reshape(len(h), -1, hidden).swapaxes(0, 1)
+    outer = multiply(h, weights["recurrent"]).reshape(len(h), -1, hidden).swapaxes(0, 1)
     if parameters.cell is Cell.RNN:
         return g(inner[0] + outer[0]), cell
     if parameters.cell is Cell.LSTM:
@@ -95,7 +122,7 @@ def _advance(
     if parameters.reset is ResetPosition.AFTER_PRODUCT:
         mixed = reset * (outer[2] + weights["candidate_bias"])
     else:
-        mixed = (reset * h) @ weights["recurrent"][:, 2 * hidden :]
+        mixed = multiply(reset * h, weights["recurrent"][:, 2 * hidden :])
     candidate = g(inner[2] + mixed)
     if score is not None:
         update = update * (1 - score)

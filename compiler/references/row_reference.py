@@ -146,7 +146,7 @@ ROW_REFERENCES: Mapping[str, Callable[[LayerSpec, list[Array]], list[Array]]] = 
     "attention": reference_attention,
     "split_heads": split_heads,
     "merge_heads": merge_heads,
-    "recurrent": reference_recurrent,
+    **dict.fromkeys(("recurrent", "projected_recurrent"), reference_recurrent),
     "layer_norm": reference_layer_norm,
     "embedding": reference_token_embedding,
     "embedding_bag": reference_embedding_bag,

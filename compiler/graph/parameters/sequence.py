@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from veltair.compiler.graph.parameters.base import LayerParameters
+from veltair.compiler.graph.parameters.products import WeightStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,19 @@ class RecurrentParameters(LayerParameters):
     # Functions by the names of `codegen.activation`: of the gates, of the candidate, and of an LSTM's cell state. An
     # RNN's is the second.
     activations: tuple[str, str, str] = ("sigmoid", "tanh", "tanh")
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectedRecurrentParameters(RecurrentParameters):
+    """Parameters of "projected_recurrent", which reads "sums", the products of a layer in front of it, instead of "x".
+
+    >>> order = SequenceOrder.ROWS_FIRST
+    >>> terms = ("sums",), ("last",), order, order, ResetPosition.BEFORE_PRODUCT
+    >>> ProjectedRecurrentParameters(*terms, storage=WeightStorage.BF16).reads
+    ('sums',)
+    """
+
+    storage: WeightStorage = WeightStorage.FP32  # with BF16 states are rounded as well before they are multiplied
 
 
 @dataclass(frozen=True, slots=True)

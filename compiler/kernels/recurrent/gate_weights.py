@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.codegen.weight_packing import pad_axis
+from veltair.compiler.codegen.weight_packing import pack_bf16_pairs, pad_axis
 from veltair.compiler.graph.layer_spec import LayerSpec
-from veltair.compiler.graph.parameters.sequence import Cell, RecurrentParameters, ResetPosition
+from veltair.compiler.graph.parameters.products import WeightStorage
+from veltair.compiler.graph.parameters.sequence import (
+    Cell,
+    ProjectedRecurrentParameters,
+    RecurrentParameters,
+    ResetPosition,
+)
 
 RESET, UPDATE, CANDIDATE, CANDIDATE_STATE = range(4)  # of a GRU; the last is the candidate's product with the state
 INPUT, OUTPUT, FORGET, CELL = range(4)  # of an LSTM
@@ -31,6 +38,8 @@ class GateWeights:
 
     arrays: for each group its weights (blocks, I + H, gates x units x width of a line) and its biases (blocks, sums x
     units x width). Where a GRU's reset comes after the product, the candidate's second bias stands behind the others.
+    Where the inputs come projected, the weights are the H rows of the state alone, in pairs of bfloat16 if the layer
+    stores them so, and the only bias is that second one of a candidate.
 
     ::
 
@@ -47,16 +56,22 @@ class GateWeights:
         self.first_lines = [min(first, self.lines - units) for first in range(0, self.lines, units)]  # of each block
         self.reset_after = self.cell is Cell.GRU and parameters.reset is ResetPosition.AFTER_PRODUCT
         self.two_groups = self.cell is Cell.GRU and not self.reset_after
-        matrix = self._split(np.concatenate([spec.weights["input"], spec.weights["recurrent"]]))
-        bias = self._split(spec.weights["bias"][None])
-        if self.reset_after:
-            bias = np.concatenate([bias, self._split(spec.weights["candidate_bias"][None])], axis=2)
-        self.arrays: dict[str, NDArray[np.float32]] = {}
+        narrow = isinstance(parameters, ProjectedRecurrentParameters) and parameters.storage is WeightStorage.BF16
+        matrices = [spec.weights[name] for name in ("input", "recurrent") if name in spec.weights]
+        matrix = self._split(np.concatenate(matrices))
+        names = [name for name in ("bias", "candidate_bias") if name in spec.weights]
+        biases = {name: self._split(spec.weights[name][None]) for name in names}
+        self.arrays: dict[str, NDArray[Any]] = {}
         for group in self.groups:
-            gates = self._gates(group)
-            self.arrays[group] = self._pack(matrix, gates)
-            biased = [*gates, CANDIDATE_STATE] if self.reset_after else gates
-            self.arrays[f"{group}_bias"] = self._pack(bias, biased)[:, 0]
+            gates = self.gates(group)
+            packed = self._pack(matrix, gates)
+            self.arrays[group] = pack_bf16_pairs(packed, 1) if narrow else packed
+            found = [biases["bias"][:, :, gates]] if "bias" in biases else []
+            if self.reset_after:
+                found.append(biases["candidate_bias"])
+            if found:
+                bias = np.concatenate(found, axis=2)
+                self.arrays[f"{group}_bias"] = self._pack(bias, range(bias.shape[2]))[:, 0]
 
     @property
     def groups(self) -> tuple[GateGroup, ...]:
@@ -64,14 +79,15 @@ class GateWeights:
 
     def input_gates(self, group: GateGroup) -> int:
         """Gates of a group that have products with the inputs."""
-        return len(self._gates(group))
+        return len(self.gates(group))
 
     def sums(self, group: GateGroup) -> int:
         """Sums of each unit: one a gate, and one more for the candidate's product with the state where the reset comes
         after it."""
         return self.input_gates(group) + (1 if self.reset_after else 0)
 
-    def _gates(self, group: GateGroup) -> list[int]:
+    def gates(self, group: GateGroup) -> list[int]:
+        """The gates of a group by their places in the layer's weights."""
         if self.two_groups:
             return [RESET, UPDATE] if group is GateGroup.GATES else [CANDIDATE]
         return list(range(self.cell.gates))

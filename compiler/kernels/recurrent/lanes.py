@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.control_flow import when
-from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.memory import masked_load, vector_load, vector_store
+from veltair.compiler.codegen.multiply_add import broadcast_input
 from veltair.compiler.codegen.row_lanes import flatten_to_rows, load_transposed, store_transposed
-from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
+from veltair.compiler.codegen.vectors import LANES, Expr
 from veltair.compiler.graph.layer_spec import LayerSpec
-from veltair.compiler.graph.parameters.sequence import RecurrentParameters, SequenceOrder
+from veltair.compiler.graph.parameters.sequence import Direction, RecurrentParameters, SequenceOrder
+from veltair.compiler.kernels.recurrent.state_lines import StateLines
 
 
 class SequenceExtents(NamedTuple):
@@ -31,7 +33,7 @@ class SequenceExtents(NamedTuple):
 
     rows: int  # of the batch
     steps: int
-    inputs: int  # width of x
+    inputs: int  # width of x, or of the projected inputs
     hidden: int  # units
 
     @classmethod
@@ -73,15 +75,17 @@ class Lanes(ABC):
         self.parameters, self.buffers = spec.parameters_as(RecurrentParameters), buffers
         _, self.steps, self.inputs, self.hidden = SequenceExtents.of_layer(spec)
         self.rows_first = self.parameters.x_order is SequenceOrder.ROWS_FIRST
-        self.rows = buffers["x"].shape[0 if self.rows_first else 1]
+        self.rows = buffers[self.parameters.reads[0]].shape[0 if self.rows_first else 1]
         self.first_row: Expr = T.int32(0)  # of the task
         self.direction: Expr = T.int32(0)  # 1 for the second of two directions
+        self.have_lengths = "lengths" in buffers
 
-    def allocate(self, tiles: int) -> None:
-        """Take the memory for what a task reads."""
-        self.lengths = (
-            T.alloc_buffer((tiles, 1, LANES), "float32", scope="global") if "lengths" in self.buffers else None
-        )
+    @property
+    def backward(self) -> Expr:
+        """1 where the steps run from the last to the first."""
+        if self.parameters.direction is Direction.BIDIRECTIONAL:
+            return self.direction
+        return T.int32(1 if self.parameters.direction is Direction.REVERSE else 0)
 
     @abstractmethod
     def input(self, tile: int, step: Expr, k: Expr) -> Expr:
@@ -92,28 +96,25 @@ class Lanes(ABC):
         """The score of a step, for all lanes."""
 
     @abstractmethod
-    def state(self, lines: Any, tile: int, first: Expr, k: Expr) -> Expr:
-        """Unit k of the state that begins at a line, for all lanes."""
+    def state(self, state: StateLines, place: Expr, first: Expr, k: Expr, taken: int) -> Expr:
+        """Unit k of a place's state that begins at a line, for all lanes; in bfloat16, the k-th pair of units, or the
+        last one alone where `taken` is 1."""
 
     @abstractmethod
     def weight(self, packed: Any, index: tuple[Expr, ...], line: int) -> Expr:
         """The weights of a line of units, for all lanes."""
 
     @abstractmethod
-    def read(self, tile: int) -> None:
-        """Load what a tile reads of the sequence."""
+    def load_state(self, tile: int, source: Place, state: StateLines, place: Expr, line: Expr) -> None:
+        """Load a state of a tile's rows, as lines of a place from `line` on."""
 
     @abstractmethod
-    def load_state(self, tile: int, place: Place, lines: Any, line: Expr) -> None:
-        """Load a state of a tile's rows, as lines from `line` on."""
-
-    @abstractmethod
-    def store_state(self, tile: int, lines: Any, line: Expr, place: Place) -> None:
+    def store_state(self, tile: int, state: StateLines, place: Expr, line: Expr, target: Place) -> None:
         """The reverse of `load_state`."""
 
+    @abstractmethod
     def runs(self, tile: int, step: Expr) -> Expr:
         """Which rows are longer than `step`."""
-        return T.broadcast(T.cast(step, "float32"), LANES) < vector_load(self.lengths, tile, 0, 0)
 
     def row(self, tile: int) -> Expr:
         """The first row of a tile."""
@@ -132,7 +133,9 @@ class RowLanes(Lanes):
     tile_rows, width = LANES, 1
 
     def allocate(self, tiles: int) -> None:
-        super().allocate(tiles)
+        """Take the memory for what a task reads."""
+        if self.have_lengths:
+            self.lengths = T.alloc_buffer((tiles, 1, LANES), "float32", scope="global")
         self.x = T.alloc_buffer((tiles, self.steps * self.inputs, LANES), "float32", scope="global")
         if "scores" in self.buffers:
             self.scores = T.alloc_buffer((tiles, self.steps, LANES), "float32", scope="global")
@@ -143,31 +146,35 @@ class RowLanes(Lanes):
     def score(self, tile: int, step: Expr) -> Expr:
         return vector_load(self.scores, tile, step, 0)
 
-    def state(self, lines: Any, tile: int, first: Expr, k: Expr) -> Expr:
-        return vector_load(lines, tile, first + k, 0)
+    def state(self, state: StateLines, place: Expr, first: Expr, k: Expr, taken: int) -> Expr:
+        return state.load(place, first + k)
 
     def weight(self, packed: Any, index: tuple[Expr, ...], line: int) -> Expr:
         return T.broadcast(packed[(*index, line)], LANES)
 
     def read(self, tile: int) -> None:
+        """Load what a tile reads of the sequence."""
         self._read_sequence(tile, "x", self.x, self.inputs)
         if "scores" in self.buffers:
             self._read_sequence(tile, "scores", self.scores, 1)
-        if self.lengths is not None:
+        if self.have_lengths:
             with T.serial(0, LANES) as lane:
                 length = self.buffers["lengths"][T.min(self.row(tile) + lane, self.rows - 1)]
                 T.buffer_store(self.lengths, T.cast(length, "float32"), [tile, 0, lane])
 
-    def load_state(self, tile: int, place: Place, lines: Any, line: Expr) -> None:
-        self._load(tile, place, lines, line, self.hidden)
+    def runs(self, tile: int, step: Expr) -> Expr:
+        return T.broadcast(T.cast(step, "float32"), LANES) < vector_load(self.lengths, tile, 0, 0)
 
-    def store_state(self, tile: int, lines: Any, line: Expr, place: Place) -> None:
-        self.store(tile, lines, line, place, self.hidden)
+    def load_state(self, tile: int, source: Place, state: StateLines, place: Expr, line: Expr) -> None:
+        self._load(tile, source, state.floats, line, self.hidden)
 
-    def store(self, tile: int, lines: Any, line: Expr, place: Place, width: int) -> None:
+    def store_state(self, tile: int, state: StateLines, place: Expr, line: Expr, target: Place) -> None:
+        self.store(tile, state, line, target, self.hidden)
+
+    def store(self, tile: int, state: StateLines, line: Expr, target: Place, width: int) -> None:
         """Store `width` lines as columns of a tile's rows."""
-        tensor, first, column = place
-        store_transposed(lines, (tile, line), tensor, first, self.row(tile), self.rows, width, column)
+        tensor, first, column = target
+        store_transposed(state.floats, (tile, line), tensor, first, self.row(tile), self.rows, width, column)
 
     def _read_sequence(self, tile: int, name: str, lines: Any, width: int) -> None:
         if self.rows_first:
@@ -199,43 +206,49 @@ class UnitLanes(Lanes):
     def score(self, tile: int, step: Expr) -> Expr:
         return self._element("scores", tile, step, 0)
 
-    def state(self, lines: Any, tile: int, first: Expr, k: Expr) -> Expr:
-        return T.broadcast(lines[tile, first + k // LANES, k % LANES], LANES)
+    def projected(self, tile: int, step: Expr, gate: int, line: Expr) -> Expr:
+        """What the projected inputs of a step give a gate of a line of units. Gates are padded to whole lines."""
+        lines = -(-self.hidden // LANES)
+        first = (self.direction * self.parameters.cell.gates + gate) * lines
+        return vector_load(self.buffers["sums"], *self._index(tile, step), (first + line) * LANES)
+
+    def state(self, state: StateLines, place: Expr, first: Expr, k: Expr, taken: int) -> Expr:
+        if state.bits is None:
+            return T.broadcast(state.floats[place, first + k // LANES, k % LANES], LANES)
+        return broadcast_input(state.bits, place, first * LANES + 2 * k, count=taken)
 
     def weight(self, packed: Any, index: tuple[Expr, ...], line: int) -> Expr:
         return vector_load(packed, *index, line * LANES)
 
-    def read(self, tile: int) -> None:
-        if self.lengths is not None:
-            length = self.buffers["lengths"][self._clamped(tile)]
-            vector_store(self.lengths, broadcast(T.cast(length, "float32")), tile, 0, 0)
+    def runs(self, tile: int, step: Expr) -> Expr:
+        return T.broadcast(step < self.buffers["lengths"][self._clamped(tile)], LANES)
 
-    def load_state(self, tile: int, place: Place, lines: Any, line: Expr) -> None:
-        tensor, first, column = place
+    def load_state(self, tile: int, source: Place, state: StateLines, place: Expr, line: Expr) -> None:
+        tensor, first, column = source
         row, whole = first + self._clamped(tile), self.hidden // LANES
         with T.serial(0, whole) as block:
-            vector_store(lines, vector_load(tensor, row, column + block * LANES), tile, line + block, 0)
+            state.store(place, line + block, vector_load(tensor, row, column + block * LANES))
         if self.hidden % LANES:
-            vector_store(lines, broadcast(0.0), tile, line + whole, 0)
-            with T.serial(0, self.hidden % LANES) as lane:
-                value = tensor[row, column + whole * LANES + lane]
-                T.buffer_store(lines, value, [tile, line + whole, lane])
+            count = T.int32(self.hidden % LANES)
+            state.store(place, line + whole, masked_load(tensor, row, column + whole * LANES, count=count))
 
-    def store_state(self, tile: int, lines: Any, line: Expr, place: Place) -> None:
-        tensor, first, column = place
+    def store_state(self, tile: int, state: StateLines, place: Expr, line: Expr, target: Place) -> None:
+        tensor, first, column = target
         row, whole = first + self.row(tile), self.hidden // LANES
         with when(self.row(tile) < self.rows):
             with T.serial(0, whole) as block:
-                vector_store(tensor, vector_load(lines, tile, line + block, 0), row, column + block * LANES)
+                vector_store(tensor, state.load(place, line + block), row, column + block * LANES)
             with T.serial(0, self.hidden % LANES) as lane:
-                value = lines[tile, line + whole, lane]
+                value = state.floats[place, line + whole, lane]
                 T.buffer_store(tensor, value, [row, column + whole * LANES + lane])
 
     def _element(self, name: str, tile: int, step: Expr, k: Expr | int) -> Expr:
-        row = self._clamped(tile)
-        index = (row, step) if self.rows_first else (step, row)
-        buffer = self.buffers[name]
+        buffer, index = self.buffers[name], self._index(tile, step)
         return T.broadcast(buffer[(*index, k)] if len(buffer.shape) == 3 else buffer[index], LANES)
+
+    def _index(self, tile: int, step: Expr) -> tuple[Expr, Expr]:
+        row = self._clamped(tile)
+        return (row, step) if self.rows_first else (step, row)
 
     def _clamped(self, tile: int) -> Expr:
         """The row of a tile, or the last row of the batch for a tile behind it."""

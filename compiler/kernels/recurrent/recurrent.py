@@ -54,7 +54,7 @@ class Recurrent:
     def _row_points(self, spec: LayerSpec, extents: SequenceExtents, features: frozenset[str]) -> list[Point]:
         points: list[Point] = []
         for most, tiles in self._row_blocks(spec, features):
-            units = _even_blocks(extents.hidden, most)
+            units = even_blocks(extents.hidden, most)
             made: list[Point] = [{"tiles": tiles, "units": units, "hoisted": hoisted} for hoisted in (0, 1)]
             points += [point for point in made if point not in points]
         return points
@@ -65,7 +65,7 @@ class Recurrent:
         With AVX2 the sums of the loop over the states are in registers, and those of candidates that wait for the reset
         are not. Some sums more are spilled, which pays where they save a block that would be half empty.
         """
-        sums, recurrent = _sums(spec), spec.parameters_as(RecurrentParameters)
+        sums, recurrent = sums_of_unit(spec), spec.parameters_as(RecurrentParameters)
         if "avx512" in features:
             return [(24 // sums, 1), (24 // sums // 2, 2)]
         looped = 3 if recurrent.cell is Cell.GRU and recurrent.reset is ResetPosition.AFTER_PRODUCT else sums
@@ -75,10 +75,10 @@ class Recurrent:
         registers = 24 if "avx512" in features else 6
         points: list[Point] = []
         for tiles in (1, 4) if "avx512" in features else (1, 2):
-            most = registers // _sums(spec) // tiles
+            most = registers // sums_of_unit(spec) // tiles
             if extents.hidden < LANES // 2 or (tiles > 1 and (not most or spec.most(extents.rows) == 1)):
                 continue
-            units = _even_blocks(-(-extents.hidden // LANES), most)
+            units = even_blocks(-(-extents.hidden // LANES), most)
             points += [{"lanes": "units", "tiles": tiles, "units": units, "hoisted": hoisted} for hoisted in (1, 0)]
         return points
 
@@ -99,7 +99,7 @@ class Recurrent:
         return Kernel(function, arrays, block_size, tasks * LANES)
 
 
-def _sums(spec: LayerSpec) -> int:
+def sums_of_unit(spec: LayerSpec) -> int:
     """Sums of a unit that are in registers at a time."""
     parameters = spec.parameters_as(RecurrentParameters)
     if parameters.cell is Cell.GRU:
@@ -107,6 +107,6 @@ def _sums(spec: LayerSpec) -> int:
     return parameters.cell.gates
 
 
-def _even_blocks(lines: int, most: int) -> int:
+def even_blocks(lines: int, most: int) -> int:
     """Lines of a block, at most so many, so that all blocks are about as long."""
     return -(-lines // -(-lines // max(most, 1)))

@@ -8,12 +8,12 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import LayerSpec, Point
-from veltair.compiler.graph.parameters.sequence import Direction, RecurrentParameters
+from veltair.compiler.graph.parameters.sequence import RecurrentParameters
 from veltair.compiler.kernels.recurrent.cell_step import CellStep
-from veltair.compiler.kernels.recurrent.gate_products import GateProducts
+from veltair.compiler.kernels.recurrent.gate_sums import InputSums
 from veltair.compiler.kernels.recurrent.gate_weights import GateWeights
 from veltair.compiler.kernels.recurrent.lanes import RowLanes, UnitLanes
-from veltair.compiler.kernels.recurrent.state_memory import StateMemory
+from veltair.compiler.kernels.recurrent.state_memory import TaskStates
 
 
 class RecurrentTask:
@@ -26,28 +26,29 @@ class RecurrentTask:
 
     def __init__(self, spec: LayerSpec, point: Point, weights: GateWeights, buffers: Mapping[str, Any]) -> None:
         self.weights, self.buffers = weights, buffers
-        self.way = spec.parameters_as(RecurrentParameters).direction
+        self.count = spec.parameters_as(RecurrentParameters).direction.extent
         self.tiles, self.hoisted = int(point["tiles"]), bool(point["hoisted"])
         self.lanes = UnitLanes(spec, buffers) if weights.width > 1 else RowLanes(spec, buffers)
 
     def emit(self) -> None:
-        lanes, count = self.lanes, self.way.extent
+        lanes, count = self.lanes, self.count
         rows = self.tiles * lanes.tile_rows
         with T.parallel(0, T.ceildiv(lanes.rows, rows) * count) as task:
             lanes.first_row = T.bind(task // count * rows)
-            backward = T.int32(1 if self.way is Direction.REVERSE else 0)
             if count == 2:
-                backward = lanes.direction = T.bind(task % 2)
-            lanes.allocate(self.tiles)
-            memory = StateMemory(lanes, self.weights, self.tiles, backward)
-            products = GateProducts(self.weights, self.buffers, lanes, lanes.steps, self.tiles, self.hoisted)
+                lanes.direction = T.bind(task % 2)
+            if isinstance(lanes, RowLanes):
+                lanes.allocate(self.tiles)
+            memory = TaskStates(lanes, self.weights, self.tiles)
+            sums = InputSums(self.weights, self.buffers, lanes, self.tiles, self.hoisted)
             for tile in range(self.tiles):
-                lanes.read(tile)
+                if isinstance(lanes, RowLanes):
+                    lanes.read(tile)
                 memory.read(tile)
             if self.hoisted:
-                products.hoist()
-            step = CellStep(lanes, products, memory)
+                sums.hoist()
+            step = CellStep(lanes, sums, memory)
             with T.serial(0, lanes.steps) as position:
-                step.emit(memory.slots(position))
+                step.emit(position)
             for tile in range(self.tiles):
                 memory.write(tile)

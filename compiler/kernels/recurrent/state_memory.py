@@ -1,4 +1,4 @@
-"""The states of a task's tiles between the steps, and how they come from and go to the layer's tensors.
+"""The states of a recurrent layer between the steps, and how they come from and go to the layer's tensors.
 
 Backwards, the steps run from the last to the first. A row keeps its first state behind its length, so that each begins
 at its own end.
@@ -6,16 +6,17 @@ at its own end.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.memory import masked_store
 from veltair.compiler.codegen.row_lanes import flatten_to_rows
 from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.graph.parameters.sequence import Cell, SequenceOrder
 from veltair.compiler.kernels.recurrent.gate_weights import GateWeights
-from veltair.compiler.kernels.recurrent.lanes import Lanes, Place, RowLanes
+from veltair.compiler.kernels.recurrent.lanes import Lanes, Place, RowLanes, UnitLanes
+from veltair.compiler.kernels.recurrent.state_lines import StateLines
 
 
 class Slots(NamedTuple):
@@ -34,49 +35,47 @@ class Slots(NamedTuple):
 
 
 class StateMemory:
-    """Lines of states, of which each tile has those of all steps where the layer writes them, else two in turn. Made in
-    the task, whose memory it takes.
+    """States of which two are kept in turn, before and after a step. Made where their memory is to live.
 
     ::
 
-        memory = StateMemory(lanes, weights, tiles=1, backward=T.int32(0))
+        memory = StateMemory(lanes, weights, places=1, narrow=False)
         memory.read(tile=0)
     """
 
-    def __init__(self, lanes: Lanes, weights: GateWeights, tiles: int, backward: Expr) -> None:
-        """backward: 1 where the task goes from the last step to the first."""
-        self.lanes, self.parameters, self.buffers, self.tiles = lanes, lanes.parameters, lanes.buffers, tiles
-        self.lines, self.backward, self.count = weights.lines, backward, weights.directions
-        self.keeps_all = "states" in self.buffers
-        self.h = self._allocate((lanes.steps + 1 if self.keeps_all else 2) * self.lines)
+    def __init__(self, lanes: Lanes, weights: GateWeights, places: int, narrow: bool, kept: int = 2) -> None:
+        """places: tiles, or rows, whose states are kept. kept: states of each place."""
+        self.lanes, self.parameters, self.buffers = lanes, lanes.parameters, lanes.buffers
+        self.lines, self.count = weights.lines, weights.directions
+        self.h = StateLines(places, kept * self.lines, narrow)
         if weights.two_groups:
-            self.update, self.reset_h = self._allocate(self.lines), self._allocate(self.lines)
+            self.update = StateLines(places, self.lines, narrow=False)
+            self.reset_h = StateLines(places, self.lines, narrow)
         if weights.cell is Cell.LSTM:
-            self.c = self._allocate(2 * self.lines)
+            self.c = StateLines(places, 2 * self.lines, narrow=False)
 
-    def _allocate(self, count: int) -> Any:
-        """Memory for `count` lines of one vector for each tile."""
-        return T.alloc_buffer((self.tiles, count, LANES), "float32", scope="global")
+    def place(self, tile: int) -> Expr:
+        """Where the states of a tile of the task are."""
+        return T.int32(tile)
 
     def slots(self, position: Expr) -> Slots:
         """The step that is the `position`-th to run, and its states."""
-        lines, last = self.lines, self.lanes.steps - 1
-        step = T.bind(position + self.backward * (last - 2 * position))
-        turns = (position % 2 * lines, (position + 1) % 2 * lines)
-        kept = ((step + self.backward) * lines, (step + 1 - self.backward) * lines)
-        return Slots(step, *map(T.bind, kept if self.keeps_all else turns), *map(T.bind, turns))
+        step = T.bind(position + self.lanes.backward * (self.lanes.steps - 1 - 2 * position))
+        turns = tuple(map(T.bind, (position % 2 * self.lines, (position + 1) % 2 * self.lines)))
+        return Slots(step, *turns, *turns)
 
     def advance(self, tile: int, at: Slots, line: Expr, new: Expr, old: Expr | None = None) -> None:
         """Store the new state of a line of units; behind the length of a row it stays the old one."""
-        if self.lanes.lengths is not None:
-            old = old if old is not None else T.bind(vector_load(self.h, tile, at.before + line, 0))
+        place = self.place(tile)
+        if self.lanes.have_lengths:
+            old = old if old is not None else T.bind(self.h.load(place, at.before + line))
             new = T.Select(self.lanes.runs(tile, at.step), T.bind(new), old)
-        vector_store(self.h, new, tile, at.after + line, 0)
+        self.h.store(place, at.after + line, new)
 
     def advance_cell(self, tile: int, at: Slots, line: Expr, new: Expr, old: Expr) -> None:
-        if self.lanes.lengths is not None:
+        if self.lanes.have_lengths:
             new = T.Select(self.lanes.runs(tile, at.step), new, old)
-        vector_store(self.c, new, tile, at.cell_after + line, 0)
+        self.c.store(self.place(tile), at.cell_after + line, new)
 
     def read(self, tile: int) -> None:
         """Load the states before the first step, or set them to zero."""
@@ -85,48 +84,69 @@ class StateMemory:
         if self.parameters.cell is Cell.LSTM:
             self._read_first(tile, "initial_cell", self.c, first.cell_before)
 
-    def _read_first(self, tile: int, name: str, lines: Any, start: Expr) -> None:
+    def _read_first(self, tile: int, name: str, state: StateLines, start: Expr) -> None:
         if name in self.buffers:
-            self.lanes.load_state(tile, self._place_of_state(name), lines, start)
+            self.lanes.load_state(tile, self._in_tensor(name), state, self.place(tile), start)
             return
         with T.serial(0, self.lines) as line:
-            vector_store(lines, broadcast(0.0), tile, start + line, 0)
+            state.store(self.place(tile), start + line, broadcast(0.0))
 
     def write(self, tile: int) -> None:
-        """Store the outputs of a tile."""
+        """Store the last states of a tile."""
         end = self.slots(T.int32(self.lanes.steps - 1))
         if "last" in self.buffers:
             self._write_last(tile, "last", self.h, end.after)
         if "last_cell" in self.buffers:
             self._write_last(tile, "last_cell", self.c, end.cell_after)
-        if self.keeps_all:
-            self._clear_behind_lengths(tile)
-            self._write_states(tile)
 
-    def _write_last(self, tile: int, name: str, lines: Any, start: Expr) -> None:
-        if self.lanes.lengths is not None:
-            self._clear(tile, lines, start, T.int32(0))  # a row without steps has zeros, as in ONNX Runtime
-        self.lanes.store_state(tile, lines, start, self._place_of_state(name))
+    def _write_last(self, tile: int, name: str, state: StateLines, start: Expr) -> None:
+        if self.lanes.have_lengths:
+            self._clear(tile, state, start, T.int32(0))  # a row without steps has zeros, as in ONNX Runtime
+        self.lanes.store_state(tile, state, self.place(tile), start, self._in_tensor(name))
 
-    def _place_of_state(self, name: str) -> Place:
-        """Where the first or the last states of the task's direction lie."""
+    def _in_tensor(self, name: str) -> Place:
+        """Where the first or the last states of the direction lie."""
         return Place(flatten_to_rows(self.buffers[name], self.lanes.hidden), self.lanes.direction * self.lanes.rows, 0)
 
-    def _clear_behind_lengths(self, tile: int) -> None:
-        if self.lanes.lengths is None:
-            return
-        with T.serial(0, self.lanes.steps) as step:
-            self._clear(tile, self.h, self._kept(step), step)
-
-    def _clear(self, tile: int, lines: Any, start: Expr, step: Expr) -> None:
+    def _clear(self, tile: int, state: StateLines, start: Expr, step: Expr) -> None:
         """Set the state that begins at a line to zero for rows that are not longer than `step`."""
         with T.serial(0, self.lines) as line:
-            value = T.Select(self.lanes.runs(tile, step), vector_load(lines, tile, start + line, 0), broadcast(0.0))
-            vector_store(lines, value, tile, start + line, 0)
+            old = state.load(self.place(tile), start + line)
+            state.store(self.place(tile), start + line, T.Select(self.lanes.runs(tile, step), old, broadcast(0.0)))
+
+
+class TaskStates(StateMemory):
+    """States of a task's own tiles: those of all steps where the layer writes them.
+
+    ::
+
+        memory = TaskStates(lanes, weights, tiles=1)
+    """
+
+    def __init__(self, lanes: Lanes, weights: GateWeights, tiles: int) -> None:
+        self.keeps_all = "states" in lanes.buffers
+        super().__init__(lanes, weights, tiles, narrow=False, kept=lanes.steps + 1 if self.keeps_all else 2)
+
+    def slots(self, position: Expr) -> Slots:
+        turns = super().slots(position)
+        if not self.keeps_all:
+            return turns
+        backward, step = self.lanes.backward, turns.step
+        before, after = (step + backward) * self.lines, (step + 1 - backward) * self.lines
+        return turns._replace(before=T.bind(before), after=T.bind(after))
+
+    def write(self, tile: int) -> None:
+        super().write(tile)
+        if not self.keeps_all:
+            return
+        if self.lanes.have_lengths:
+            with T.serial(0, self.lanes.steps) as step:
+                self._clear(tile, self.h, self._kept(step), step)
+        self._write_states(tile)
 
     def _write_states(self, tile: int) -> None:
         lanes, hidden, order = self.lanes, self.lanes.hidden, self.parameters.y_order
-        states, direction = self.buffers["states"], lanes.direction
+        states, direction, place = self.buffers["states"], lanes.direction, self.place(tile)
         if order is SequenceOrder.ROWS_FIRST and self.count == 1 and isinstance(lanes, RowLanes):
             width = lanes.steps * hidden  # of all steps at once: few units alone would fill no vector
             lanes.store(tile, self.h, self._kept(T.int32(0)), Place(flatten_to_rows(states, width), 0, 0), width)
@@ -134,15 +154,61 @@ class StateMemory:
         with T.serial(0, lanes.steps) as step:
             if order is SequenceOrder.ROWS_FIRST:
                 rows = flatten_to_rows(states, lanes.steps * self.count * hidden)
-                place = Place(rows, 0, (step * self.count + direction) * hidden)
+                target = Place(rows, 0, (step * self.count + direction) * hidden)
             elif order is SequenceOrder.STEPS_FIRST:
                 rows = flatten_to_rows(states, self.count * hidden)
-                place = Place(rows, step * lanes.rows, direction * hidden)
+                target = Place(rows, step * lanes.rows, direction * hidden)
             else:
                 rows = flatten_to_rows(states, hidden)
-                place = Place(rows, (step * self.count + direction) * lanes.rows, 0)
-            lanes.store_state(tile, self.h, self._kept(step), place)
+                target = Place(rows, (step * self.count + direction) * lanes.rows, 0)
+            lanes.store_state(tile, self.h, place, self._kept(step), target)
 
     def _kept(self, step: Expr) -> Expr:
         """The first line of the state after a step."""
-        return (step + 1 - self.backward) * self.lines
+        return (step + 1 - self.lanes.backward) * self.lines
+
+
+class SharedStates(StateMemory):
+    """States of all rows and directions, which all cores read at each step. Every step writes its own to the layer's
+    tensor right away.
+
+    ::
+
+        memory = SharedStates(lanes, weights, most_rows=64, narrow=True)
+    """
+
+    def __init__(self, lanes: UnitLanes, weights: GateWeights, most_rows: int, narrow: bool) -> None:
+        """most_rows: the rows of the greatest batch."""
+        self.most_rows = most_rows
+        super().__init__(lanes, weights, most_rows * weights.directions, narrow)
+
+    def place(self, tile: int) -> Expr:
+        return self.lanes.direction * self.most_rows + self.lanes.row(tile)
+
+    def advance(self, tile: int, at: Slots, line: Expr, new: Expr, old: Expr | None = None) -> None:
+        new = T.bind(new)
+        super().advance(tile, at, line, new, old)
+        if "states" not in self.buffers:
+            return
+        if self.lanes.have_lengths:
+            new = T.Select(self.lanes.runs(tile, at.step), new, broadcast(0.0))
+        states = flatten_to_rows(self.buffers["states"], self.lanes.hidden)
+        masked_store(states, new, self._state_row(tile, at.step), line * LANES, width=self.lanes.hidden)
+
+    def _state_row(self, tile: int, step: Expr) -> Expr:
+        """The row of a step's states among the rows of `H` units of the tensor."""
+        lanes, row = self.lanes, self.lanes.row(tile)
+        if self.parameters.y_order is SequenceOrder.STEPS_THEN_DIRECTIONS:
+            return (step * self.count + lanes.direction) * lanes.rows + row
+        rows_first = self.parameters.y_order is SequenceOrder.ROWS_FIRST
+        place = row * lanes.steps + step if rows_first else step * lanes.rows + row
+        return place * self.count + lanes.direction
+
+    def read_all(self) -> None:
+        """`read` for all rows of all directions."""
+        with T.serial(0, self.count) as self.lanes.direction, T.serial(0, self.lanes.rows) as self.lanes.first_row:
+            self.read(0)
+
+    def write_all(self) -> None:
+        with T.serial(0, self.count) as self.lanes.direction, T.serial(0, self.lanes.rows) as self.lanes.first_row:
+            self.write(0)

@@ -8,17 +8,26 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.codegen.vectors import LANES
+from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
-from veltair.compiler.graph.parameters.sequence import RecurrentParameters, SequenceOrder
+from veltair.compiler.graph.parameters.products import WeightStorage
+from veltair.compiler.graph.parameters.sequence import (
+    ProjectedRecurrentParameters,
+    RecurrentParameters,
+    SequenceOrder,
+)
 from veltair.compiler.onnx.node_attributes import attribute
+from veltair.compiler.patterns.matmul import DenseLayer
 from veltair.compiler.patterns.sequence.recurrence_match import RecurrenceMatch
 from veltair.compiler.patterns.sequence.recurrent_operators import CELLS, match_operator
 from veltair.compiler.patterns.sequence.recurrent_scan import match_scan
 from veltair.errors import ModelError
 
 OPERATORS = frozenset({*CELLS, "Scan"})
+MANY_UNITS = 128  # from here on the inputs are projected by a layer of their own, and the cores share a step's units
 
 
 def find_recurrences(view: ModelView) -> Matches:
@@ -54,12 +63,16 @@ def recurrent(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     found = view.matches.at(node, RecurrenceMatch)
     if found is None:
         return False
-    x = builder.to_row_major(found.x)
-    first, second, width = x.shape
+    first, second, width = view.shape_of(found.x)
     rows, steps = (first, second) if found.order is SequenceOrder.ROWS_FIRST else (second, first)
     hidden, count = found.weights["recurrent"].shape[0], found.direction.extent
     state = (count, rows, hidden) if count == 2 else (rows, hidden)
-    reads = {"x": x}
+    long, weights = hidden >= MANY_UNITS, found.weights
+    if long:
+        reads = {"sums": _project(node.name, found, view, builder)}
+        weights = {name: array for name, array in weights.items() if name in ("recurrent", "candidate_bias")}
+    else:
+        reads = {"x": builder.to_row_major(found.x)}
     for name, tensor, shape in (
         ("scores", found.scores, (first, second)),
         ("initial", found.initial, state),
@@ -87,24 +100,36 @@ def recurrent(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     for name, tensor in (("last", found.last), ("last_cell", found.last_cell)):
         if tensor:
             writes[name] = Activation(f"{tensor}/last", "float32", state)
-    parameters = RecurrentParameters(
-        tuple(reads),
-        tuple(writes),
-        found.order,
-        order,
-        found.reset,
-        found.cell,
-        found.direction,
-        found.activations,
-    )
-    flops = 2 * abs(rows) * steps * (width + hidden) * count * found.cell.gates * hidden
-    builder.emit(node.name, "recurrent", list(reads.values()), list(writes.values()), parameters, found.weights, flops)
+    facts = (tuple(reads), tuple(writes), found.order, order, found.reset, found.cell, found.direction)
+    flops = 2 * abs(rows) * steps * count * found.cell.gates * hidden
+    if long:
+        storage = WeightStorage.BF16 if view.dtype == "uint16" else WeightStorage.FP32
+        parameters: RecurrentParameters = ProjectedRecurrentParameters(*facts, found.activations, storage)
+        op, flops = "projected_recurrent", flops * hidden
+    else:
+        op, parameters, flops = "recurrent", RecurrentParameters(*facts, found.activations), flops * (width + hidden)
+    builder.emit(node.name, op, list(reads.values()), list(writes.values()), parameters, weights, flops)
     aliases = (("states", (end, *found.states[1:])), ("last", (found.last,)), ("last_cell", (found.last_cell,)))
     for key, names in aliases:
         for name in names:
             if key in writes and name:
                 builder.alias(Activation(name, "float32", view.shape_of(name)), writes[key].name)
     return True
+
+
+def _project(name: str, found: RecurrenceMatch, view: ModelView, builder: GraphBuilder) -> Activation:
+    """Emit the product that gives all gates of all steps what they have of the inputs and the biases; its output is in
+    the order of the steps, each gate's units padded to whole vectors."""
+
+    def padded(array: NDArray[np.float32]) -> NDArray[np.float32]:
+        gates = array.reshape(len(array), -1, len(found.weights["recurrent"]))
+        return pad_axis(gates, 2, LANES).reshape(len(array), -1)
+
+    first, second, _ = view.shape_of(found.x)
+    weight, (bias,) = padded(found.weights["input"]), padded(found.weights["bias"][None])
+    sums = Activation(f"{name}/sums", "float32", (first * second, len(bias)))
+    DenseLayer(f"{name}/inputs", found.x, sums, weight, bias, "none").emit(view, builder)
+    return builder.reshape(sums, (first, second, len(bias)))
 
 
 def _constant_state(name: str, value: NDArray[Any], shape: tuple[int, ...], builder: GraphBuilder) -> Activation:

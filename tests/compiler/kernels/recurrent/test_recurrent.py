@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ from run_kernels import compile_ahead, run_and_compare
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
+from veltair.compiler.graph.parameters.products import WeightStorage
 from veltair.compiler.graph.parameters.sequence import (
     Cell,
     Direction,
+    ProjectedRecurrentParameters,
     RecurrentParameters,
     ResetPosition,
     SequenceOrder,
@@ -92,21 +95,54 @@ NAMES = [
 ]
 
 
-@pytest.mark.sweep(5)
-@pytest.mark.parametrize("mcpu", ["", "haswell"])
-@pytest.mark.parametrize("spec", UNITS, ids=NAMES)
-@pytest.mark.parametrize("first", range(3))
-def test_every_way_equals_numpy(spec: LayerSpec, first: int, mcpu: str) -> None:
-    rows = 19  # one row more than fills no tile
-
+def inputs_of(spec: LayerSpec, rows: int) -> list[NDArray[Any]]:
     def value(tensor: Activation) -> NDArray[Any]:
         shape = tuple(-d * rows if d < 0 else d for d in tensor.shape)
         if tensor.name == "lengths":
             return random.integers(0, 7, shape).astype(np.int32)
         return random.random(shape, dtype=np.float32) if tensor.name == "scores" else drawn(*shape)
 
-    values = [value(tensor) for tensor in spec.inputs]
+    return [value(tensor) for tensor in spec.inputs]
+
+
+@pytest.mark.sweep(5)
+@pytest.mark.parametrize("mcpu", ["", "haswell"])
+@pytest.mark.parametrize("spec", UNITS, ids=NAMES)
+@pytest.mark.parametrize("first", range(3))
+def test_every_way_equals_numpy(spec: LayerSpec, first: int, mcpu: str) -> None:
+    rows = 19  # one row more than fills no tile
+    values = inputs_of(spec, rows)
     points = SPACES["recurrent"].points(spec, frozenset({"avx2"}) if mcpu else cpu_features())
     for point in compile_ahead(spec, points[first % len(points) :: 3], mcpu):
         error, _ = run_and_compare(spec, point, values, rows, mcpu)
         assert error < 2e-6, point
+
+
+def projected(spec: LayerSpec, storage: WeightStorage) -> LayerSpec:
+    """The layer with what its inputs give the gates as first input."""
+    parameters, x = spec.parameters_as(RecurrentParameters), spec.inputs[0]
+    hidden, count = len(spec.weights["recurrent"]), parameters.direction.extent
+    width = count * parameters.cell.gates * (hidden + -hidden % 16)
+    sums = Activation("sums", "float32", (*x.shape[:2], width))
+    reads = ProjectedRecurrentParameters(("sums", *parameters.reads[1:]), *astuple(parameters)[1:], storage=storage)
+    weights = {name: spec.weights[name] for name in ("recurrent", "candidate_bias") if name in spec.weights}
+    inputs = (sums, *spec.inputs[1:])
+    return replace(spec, op="projected_recurrent", inputs=inputs, weights=weights, parameters=reads)
+
+
+@pytest.mark.sweep(5)
+@pytest.mark.parametrize("mcpu", ["", "haswell"])
+@pytest.mark.parametrize("storage", WeightStorage)
+@pytest.mark.parametrize("spec", UNITS, ids=NAMES)
+def test_projected_cells_equal_numpy_for_one_row_and_for_many(
+    spec: LayerSpec, storage: WeightStorage, mcpu: str
+) -> None:
+    features = frozenset({"avx2"}) if mcpu else cpu_features()
+    if storage is WeightStorage.BF16 and "avx512_bf16" not in features:
+        pytest.skip("needs AVX-512-bf16")
+    spec = projected(spec, storage)
+    points = SPACES[spec.op].points(spec, features)
+    for point in compile_ahead(spec, points, mcpu):
+        for rows in (1, 19):
+            error, _ = run_and_compare(spec, point, inputs_of(spec, rows), rows, mcpu)
+            assert error < (2e-6 if storage is WeightStorage.FP32 else 2e-2), point
