@@ -21,7 +21,6 @@ from veltair.compiler.kernels.recurrent.gate_weights import (
     GateGroup,
 )
 from veltair.compiler.kernels.recurrent.lanes import Lanes
-from veltair.compiler.kernels.recurrent.state_lines import StateLines
 from veltair.compiler.kernels.recurrent.state_memory import Slots, StateMemory
 
 
@@ -40,11 +39,11 @@ class CellStep:
     def emit(self, position: Expr) -> None:
         """The `position`-th step to run."""
         emit = {Cell.GRU: self._emit_gru, Cell.LSTM: self._emit_lstm, Cell.RNN: self._emit_rnn}[self.weights.cell]
-        for block, line in self.sums.blocks():
-            emit(self.memory.slots(position), block, line)
+        for at, line in self.sums.of_blocks(GateGroup.GATES, self.memory, position):
+            emit(at, line)
         if self.weights.two_groups:
-            for block, line in self.sums.blocks():
-                self._emit_gru_candidate(self.memory.slots(position), block, line)
+            for at, line in self.sums.of_blocks(GateGroup.CANDIDATE, self.memory, position):
+                self._emit_gru_candidate(at, line)
 
     def _gate(self, value: Expr) -> Expr:
         return vector_in_register(apply_activation(value, self.lanes.parameters.activations[0]))
@@ -55,18 +54,9 @@ class CellStep:
     def _output(self, cell: Expr) -> Expr:
         return vector_in_register(apply_activation(cell, self.lanes.parameters.activations[2]))
 
-    def _sum(
-        self, group: GateGroup, at: Slots, state: StateLines, first: Expr, block: Expr, gates: tuple[int, ...]
-    ) -> None:
-        places = [self.memory.place(tile) for tile in range(self.sums.tiles)]
-        self.sums.start(group, at.step, block)
-        self.sums.add_state(group, state, places, first, block, gates)
-
-    def _emit_gru(self, at: Slots, block: Expr, line: Expr) -> None:
+    def _emit_gru(self, at: Slots, line: Expr) -> None:
         """Reset and update of a block of units; their new state as well where the reset comes after the product."""
         after, memory = self.weights.reset_after, self.memory
-        gates = (RESET, UPDATE, CANDIDATE_STATE) if after else (RESET, UPDATE)
-        self._sum(GateGroup.GATES, at, memory.h, at.before, block, gates)
         for u in range(self.weights.units):
             for tile in range(self.sums.tiles):
                 reset, update = (self._gate(self.sums.sum(gate, u, tile)) for gate in (RESET, UPDATE))
@@ -81,10 +71,9 @@ class CellStep:
                     memory.reset_h.store(memory.place(tile), line + u, reset * old)
                     memory.update.store(memory.place(tile), line + u, update)
 
-    def _emit_gru_candidate(self, at: Slots, block: Expr, line: Expr) -> None:
+    def _emit_gru_candidate(self, at: Slots, line: Expr) -> None:
         """The new state of a block of units from the gates of all units."""
         memory = self.memory
-        self._sum(GateGroup.CANDIDATE, at, memory.reset_h, T.int32(0), block, (0,))
         for u in range(self.weights.units):
             for tile in range(self.sums.tiles):
                 candidate = self._candidate(self.sums.sum(0, u, tile))
@@ -92,9 +81,8 @@ class CellStep:
                 update = memory.update.load(memory.place(tile), line + u)
                 memory.advance(tile, at, line + u, candidate + update * (old - candidate), old)
 
-    def _emit_lstm(self, at: Slots, block: Expr, line: Expr) -> None:
+    def _emit_lstm(self, at: Slots, line: Expr) -> None:
         memory = self.memory
-        self._sum(GateGroup.GATES, at, memory.h, at.before, block, (INPUT, OUTPUT, FORGET, CELL))
         for u in range(self.weights.units):
             for tile in range(self.sums.tiles):
                 given, out, forget = (self._gate(self.sums.sum(g, u, tile)) for g in (INPUT, OUTPUT, FORGET))
@@ -104,8 +92,7 @@ class CellStep:
                 memory.advance_cell(tile, at, line + u, cell, old_cell)
                 memory.advance(tile, at, line + u, out * self._output(cell))
 
-    def _emit_rnn(self, at: Slots, block: Expr, line: Expr) -> None:
-        self._sum(GateGroup.GATES, at, self.memory.h, at.before, block, (0,))
+    def _emit_rnn(self, at: Slots, line: Expr) -> None:
         for u in range(self.weights.units):
             for tile in range(self.sums.tiles):
                 self.memory.advance(tile, at, line + u, self._candidate(self.sums.sum(0, u, tile)))

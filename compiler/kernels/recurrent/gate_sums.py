@@ -8,22 +8,21 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.codegen.memory import divide_in_registers, index_in_register, vector_load, vector_store
+from veltair.compiler.codegen.memory import vector_load, vector_store
 from veltair.compiler.codegen.multiply_add import multiply_add, reduction_steps
 from veltair.compiler.codegen.vectors import LANES, Expr
 from veltair.compiler.kernels.recurrent.gate_weights import GateGroup, GateWeights
-from veltair.compiler.kernels.recurrent.lanes import Lanes, UnitLanes
-from veltair.compiler.kernels.recurrent.state_lines import StateLines
+from veltair.compiler.kernels.recurrent.lanes import Lanes
+from veltair.compiler.kernels.recurrent.state_memory import Slots, StateMemory
 
 
 class GateSums(ABC):
-    """What both kinds of sums have in common: they start from the inputs, and the products with the state are added.
+    """What all kinds of sums have in common: they start from the inputs, and the products with the state are added.
 
     ::
 
-        for block, line in sums.blocks():
-            sums.start(GateGroup.GATES, step, block)
-            sums.add_state(GateGroup.GATES, memory.h, places, first_line, block, gates=(RESET, UPDATE))
+        for at, line in sums.of_blocks(GateGroup.GATES, memory, position):
+            reset = sums.sum(RESET, unit, tile)
     """
 
     tiles: int  # of rows, whose sums are there at a time
@@ -38,29 +37,32 @@ class GateSums(ABC):
         self.tiles = tiles
         self.accumulators = T.alloc_buffer((tiles * self.units * 4,), "float32x16", scope="local")
 
+    def of_blocks(self, group: GateGroup, memory: StateMemory, position: Expr) -> Iterator[tuple[Slots, Expr]]:
+        """The blocks of units with the sums of a group, as often as there is code for one: where the states of the
+        step are, and the block's first line."""
+        for block, line in self.blocks():
+            at = memory.slots(position)
+            self.start(group, at.step, block)
+            self.add_state(group, memory, at, block)
+            yield at, line
+
     @abstractmethod
     def blocks(self) -> Iterator[tuple[Expr, Expr]]:
-        """Blocks of units, each as its number and its first line, as often as there is code for one."""
+        """Blocks of units, each as its number and its first line."""
 
     @abstractmethod
     def start(self, group: GateGroup, step: Expr, block: Expr) -> None:
         """Set the sums to what the inputs of a step and the biases give."""
 
-    def add_state(
-        self,
-        group: GateGroup,
-        state: StateLines,
-        places: Sequence[Expr],
-        first: Expr,
-        block: Expr,
-        gates: Sequence[int],
-    ) -> None:
-        """Add the products with the state, from line `first` on, to the sums of some gates. places: of the tiles."""
+    def add_state(self, group: GateGroup, memory: StateMemory, at: Slots, block: Expr) -> None:
+        """Add the products with the state before the step."""
+        state, first = memory.multiplied(group, at)
+        places, sums = [memory.place(tile) for tile in range(self.tiles)], self.weights.state_sums(group)
 
         def value(tile: int, k: Expr, taken: int) -> Expr:
             return self.lanes.state(state, places[tile], first, k, taken)
 
-        self._multiply(group, value, self.weights.hidden, block, self.state_row, gates, state.multiplied_as)
+        self._multiply(group, value, self.weights.hidden, block, self.state_row, sums, state.multiplied_as)
 
     def sum(self, gate: int, unit: int, tile: int) -> Expr:
         """The sum of a gate of a line of the block; gates count from the first of their group."""
@@ -70,13 +72,13 @@ class GateSums(ABC):
         """The first line of a block."""
         return T.bind(T.min(block * self.units, self.weights.lines - self.units))
 
-    def _store(self, at: int, tile: int, value: Expr) -> None:
+    def store(self, at: int, tile: int, value: Expr) -> None:
         T.buffer_store(self.accumulators, value, [at * self.tiles + tile])
 
-    def _bias(self, group: GateGroup, block: Expr, at: int) -> Expr:
-        return self.lanes.weight(self.buffers[f"{group}_bias"], (self._packed(block),), at)
+    def bias(self, group: GateGroup, block: Expr, at: int) -> Expr:
+        return self.lanes.weight(self.buffers[f"{group}_bias"], (self.packed(block),), at)
 
-    def _packed(self, block: Expr) -> Expr:
+    def packed(self, block: Expr) -> Expr:
         """The number of a block among those of both directions."""
         return self.lanes.direction * self.number_of_blocks + block
 
@@ -87,10 +89,10 @@ class GateSums(ABC):
         depth: int,
         block: Expr,
         row: int,
-        gates: Sequence[int],
+        sums: Sequence[int],
         dtype: str = "float32",
     ) -> None:
-        """Add `depth` values times rows of weights from `row` on to the sums of the gates.
+        """Add `depth` values times rows of weights from `row` on to some sums.
 
         value_at: what a step of the reduction multiplies, by tile, step and how many values it takes. dtype: of the
             values; "uint16", bfloat16 in pairs, takes two a step.
@@ -98,9 +100,9 @@ class GateSums(ABC):
         weight, units = self.buffers[group], self.units
         for k, taken in reduction_steps(depth, dtype):
             values = [T.bind(value_at(tile, k, taken)) for tile in range(self.tiles)]
-            for column, gate in enumerate(gates):
+            for column, gate in enumerate(sums):
                 for u in range(units):
-                    factor = self.lanes.weight(weight, (self._packed(block), row + k), column * units + u)
+                    factor = self.lanes.weight(weight, (self.packed(block), row + k), column * units + u)
                     factor = T.bind(factor) if self.tiles > 1 else factor
                     for tile, value in enumerate(values):
                         at = (gate * units + u) * self.tiles + tile
@@ -160,7 +162,7 @@ class InputSums(GateSums):
         for at in range(sums * self.units):
             for tile in range(self.tiles):
                 ready = vector_load(self.ready[group], tile, first + at, 0) if at < made else None
-                self._store(at, tile, ready if ready is not None else self._bias(group, block, at))
+                self.store(at, tile, ready if ready is not None else self.bias(group, block, at))
 
     def _first_ready(self, group: GateGroup, step: Expr, block: Expr) -> Expr:
         count = self.weights.input_gates(group) * self.units
@@ -168,54 +170,8 @@ class InputSums(GateSums):
 
     def _start_from_inputs(self, group: GateGroup, sums: int, step: Expr, block: Expr) -> None:
         for at in range(sums * self.units):
-            value = T.bind(self._bias(group, block, at))
+            value = T.bind(self.bias(group, block, at))
             for tile in range(self.tiles):
-                self._store(at, tile, value)
+                self.store(at, tile, value)
         gates = range(self.weights.input_gates(group))
         self._multiply(group, lambda tile, k, _: self.lanes.input(tile, step, k), self.lanes.inputs, block, 0, gates)
-
-
-class ProjectedSums(GateSums):
-    """Sums that begin with the projected inputs. All cores share the blocks of one step: each takes some blocks, for
-    all rows, so that a block's weights are read once a step and stay in one core's cache.
-
-    ::
-
-        sums = ProjectedSums(weights, buffers, lanes, most_tiles=4)
-    """
-
-    def __init__(self, weights: GateWeights, buffers: Mapping[str, Any], lanes: UnitLanes, most_tiles: int) -> None:
-        super().__init__(weights, buffers, lanes)
-        self.unit_lanes, self.most_tiles = lanes, most_tiles
-
-    def blocks(self) -> Iterator[tuple[Expr, Expr]]:
-        lanes, most = self.lanes, self.most_tiles
-        with T.parallel(0, self.number_of_blocks * self.weights.directions) as task:
-            block = task
-            if self.weights.directions == 2:
-                lanes.direction, block = divide_in_registers(task, T.int32(self.number_of_blocks))
-            line = self.first_line(block)
-            self.allocate(most)
-            if most == 1:
-                with T.serial(0, lanes.rows) as lanes.first_row:
-                    yield block, line
-                return
-            whole, rest = divide_in_registers(lanes.rows, T.int32(most))
-            with T.serial(0, whole) as tiles:
-                lanes.first_row = index_in_register(tiles * most)
-                yield block, line
-            self.tiles = 1
-            with T.serial(0, rest) as row:
-                lanes.first_row = index_in_register(whole * most + row)
-                yield block, line
-
-    def start(self, group: GateGroup, step: Expr, block: Expr) -> None:
-        gates, line = self.weights.gates(group), self.first_line(block)
-        for place, gate in enumerate(gates):
-            for u in range(self.units):
-                for tile in range(self.tiles):
-                    self._store(place * self.units + u, tile, self.unit_lanes.projected(tile, step, gate, line + u))
-        if self.weights.reset_after:
-            for u in range(self.units):
-                for tile in range(self.tiles):
-                    self._store(len(gates) * self.units + u, tile, self._bias(group, block, u))

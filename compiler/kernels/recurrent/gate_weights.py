@@ -18,6 +18,7 @@ from veltair.compiler.graph.parameters.sequence import (
     RecurrentParameters,
     ResetPosition,
 )
+from veltair.compiler.kernels.matmul.amx_tiles import STEP
 
 RESET, UPDATE, CANDIDATE, CANDIDATE_STATE = range(4)  # of a GRU; the last is the candidate's product with the state
 INPUT, OUTPUT, FORGET, CELL = range(4)  # of an LSTM
@@ -39,7 +40,7 @@ class GateWeights:
     arrays: for each group its weights (blocks, I + H, gates x units x width of a line) and its biases (blocks, sums x
     units x width). Where a GRU's reset comes after the product, the candidate's second bias stands behind the others.
     Where the inputs come projected, the weights are the H rows of the state alone, in pairs of bfloat16 if the layer
-    stores them so, and the only bias is that second one of a candidate.
+    stores them so (zeros fill the last step of AMX tiles), and the only bias is that second one of a candidate.
 
     ::
 
@@ -65,7 +66,7 @@ class GateWeights:
         for group in self.groups:
             gates = self.gates(group)
             packed = self._pack(matrix, gates)
-            self.arrays[group] = pack_bf16_pairs(packed, 1) if narrow else packed
+            self.arrays[group] = pack_bf16_pairs(pad_axis(packed, 1, STEP), 1) if narrow else packed
             found = [biases["bias"][:, :, gates]] if "bias" in biases else []
             if self.reset_after:
                 found.append(biases["candidate_bias"])
@@ -91,6 +92,10 @@ class GateWeights:
         if self.two_groups:
             return [RESET, UPDATE] if group is GateGroup.GATES else [CANDIDATE]
         return list(range(self.cell.gates))
+
+    def state_sums(self, group: GateGroup) -> list[int]:
+        """The sums of a group that have products with the state, in the order of their weights."""
+        return [RESET, UPDATE, CANDIDATE_STATE] if self.reset_after else list(range(len(self.gates(group))))
 
     def _split(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
         """Columns by direction, gate and line: (depth, directions, gates, lines, width)."""

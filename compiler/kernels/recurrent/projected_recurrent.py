@@ -17,10 +17,11 @@ from veltair.compiler.codegen.vectors import LANES
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.products import WeightStorage
 from veltair.compiler.graph.parameters.sequence import ProjectedRecurrentParameters
+from veltair.compiler.kernels.matmul.matrix_unit import MatrixUnit
 from veltair.compiler.kernels.recurrent.cell_step import CellStep
-from veltair.compiler.kernels.recurrent.gate_sums import ProjectedSums
 from veltair.compiler.kernels.recurrent.gate_weights import GateWeights
 from veltair.compiler.kernels.recurrent.lanes import SequenceExtents, UnitLanes
+from veltair.compiler.kernels.recurrent.projected_sums import FEWEST_ROWS, MOST_SUMS, ProjectedSums, TileSums
 from veltair.compiler.kernels.recurrent.recurrent import even_blocks, sums_of_unit
 from veltair.compiler.kernels.recurrent.state_memory import SharedStates
 
@@ -41,17 +42,22 @@ class ProjectedRecurrent:
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         extents = SequenceExtents.of_layer(spec)
         registers, lines = 24 if "avx512" in features else 6, -(-extents.hidden // LANES)
+        most_rows, sums = spec.most(extents.rows), sums_of_unit(spec)
         points: list[Point] = []
-        for tiles in (1, 2, 4, 6):
-            most = registers // sums_of_unit(spec) // tiles
-            if most and tiles <= spec.most(extents.rows):
+        parameters = spec.parameters_as(ProjectedRecurrentParameters)
+        columns = 2 if sums == 2 else parameters.cell.gates  # of the weights of a unit, at a time
+        if parameters.storage is WeightStorage.BF16 and "amx_bf16" in features and most_rows >= FEWEST_ROWS:
+            points.append({"unit": MatrixUnit.AMX.value, "units": even_blocks(lines, MOST_SUMS // columns)})
+        for tiles in (6, 4, 2, 1):
+            most = registers // sums // tiles
+            if most and tiles <= most_rows:
                 units = even_blocks(lines, most)
                 points += [{"tiles": tiles, "units": least} for least in dict.fromkeys((units, even_blocks(units, 2)))]
         return points
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         parameters, extents = spec.parameters_as(ProjectedRecurrentParameters), SequenceExtents.of_layer(spec)
-        narrow, tiles = parameters.storage is WeightStorage.BF16, int(point["tiles"])
+        narrow = parameters.storage is WeightStorage.BF16
         weights = GateWeights(spec, int(point["units"]), LANES)
         most_rows = spec.most(extents.rows)
 
@@ -60,7 +66,9 @@ class ProjectedRecurrent:
             named = dict(zip(names, buffers, strict=True))
             lanes = UnitLanes(spec, named)
             memory = SharedStates(lanes, weights, most_rows, narrow)
-            step = CellStep(lanes, ProjectedSums(weights, named, lanes, tiles), memory)
+            in_tiles = "unit" in point
+            sums = TileSums(weights, named, lanes) if in_tiles else ProjectedSums(weights, named, lanes, point["tiles"])
+            step = CellStep(lanes, sums, memory)
             memory.read_all()
             with T.serial(0, lanes.steps) as position:
                 step.emit(position)

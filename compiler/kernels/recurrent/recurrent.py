@@ -20,7 +20,7 @@ from veltair.compiler.kernels.recurrent.gate_weights import GateWeights
 from veltair.compiler.kernels.recurrent.lanes import SequenceExtents
 from veltair.compiler.kernels.recurrent.recurrent_task import RecurrentTask
 
-FEW_ROWS = 32  # up to here the units are the lanes by default, where they fill a vector
+FEW_ROWS = 64  # up to here the units are the lanes by default, where they fill a vector
 
 
 class Recurrent:

@@ -14,7 +14,8 @@ from veltair.compiler.codegen.memory import masked_store
 from veltair.compiler.codegen.row_lanes import flatten_to_rows
 from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.graph.parameters.sequence import Cell, SequenceOrder
-from veltair.compiler.kernels.recurrent.gate_weights import GateWeights
+from veltair.compiler.kernels.matmul.amx_tiles import TILE
+from veltair.compiler.kernels.recurrent.gate_weights import GateGroup, GateWeights
 from veltair.compiler.kernels.recurrent.lanes import Lanes, Place, RowLanes, UnitLanes
 from veltair.compiler.kernels.recurrent.state_lines import StateLines
 
@@ -46,9 +47,9 @@ class StateMemory:
     def __init__(self, lanes: Lanes, weights: GateWeights, places: int, narrow: bool, kept: int = 2) -> None:
         """places: tiles, or rows, whose states are kept. kept: states of each place."""
         self.lanes, self.parameters, self.buffers = lanes, lanes.parameters, lanes.buffers
-        self.lines, self.count = weights.lines, weights.directions
+        self.lines, self.count, self.two_groups = weights.lines, weights.directions, weights.two_groups
         self.h = StateLines(places, kept * self.lines, narrow)
-        if weights.two_groups:
+        if self.two_groups:
             self.update = StateLines(places, self.lines, narrow=False)
             self.reset_h = StateLines(places, self.lines, narrow)
         if weights.cell is Cell.LSTM:
@@ -63,6 +64,10 @@ class StateMemory:
         step = T.bind(position + self.lanes.backward * (self.lanes.steps - 1 - 2 * position))
         turns = tuple(map(T.bind, (position % 2 * self.lines, (position + 1) % 2 * self.lines)))
         return Slots(step, *turns, *turns)
+
+    def multiplied(self, group: GateGroup, at: Slots) -> tuple[StateLines, Expr]:
+        """The state that the weights of a group of gates are multiplied with, and its first line."""
+        return (self.h, at.before) if group is GateGroup.GATES else (self.reset_h, T.int32(0))
 
     def advance(self, tile: int, at: Slots, line: Expr, new: Expr, old: Expr | None = None) -> None:
         """Store the new state of a line of units; behind the length of a row it stays the old one."""
@@ -178,12 +183,13 @@ class SharedStates(StateMemory):
     """
 
     def __init__(self, lanes: UnitLanes, weights: GateWeights, most_rows: int, narrow: bool) -> None:
-        """most_rows: the rows of the greatest batch."""
-        self.most_rows = most_rows
-        super().__init__(lanes, weights, most_rows * weights.directions, narrow)
+        """most_rows: the rows of the greatest batch. narrow: in bfloat16, as AMX tiles can read it."""
+        tile = TILE if narrow else 1
+        self.places = -(-most_rows // tile) * tile  # of a direction
+        super().__init__(lanes, weights, self.places * weights.directions, narrow)
 
     def place(self, tile: int) -> Expr:
-        return self.lanes.direction * self.most_rows + self.lanes.row(tile)
+        return self.lanes.direction * self.places + self.lanes.row(tile)
 
     def advance(self, tile: int, at: Slots, line: Expr, new: Expr, old: Expr | None = None) -> None:
         new = T.bind(new)
@@ -207,6 +213,9 @@ class SharedStates(StateMemory):
     def read_all(self) -> None:
         """`read` for all rows of all directions."""
         with T.serial(0, self.count) as self.lanes.direction, T.serial(0, self.lanes.rows) as self.lanes.first_row:
+            self.h.clear(self.place(0))
+            if self.two_groups:
+                self.reset_h.clear(self.place(0))
             self.read(0)
 
     def write_all(self) -> None:

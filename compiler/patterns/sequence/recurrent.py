@@ -20,14 +20,15 @@ from veltair.compiler.graph.parameters.sequence import (
     SequenceOrder,
 )
 from veltair.compiler.onnx.node_attributes import attribute
-from veltair.compiler.patterns.matmul import DenseLayer
+from veltair.compiler.patterns.matmul import DenseLayer, multiplies_in_bf16
 from veltair.compiler.patterns.sequence.recurrence_match import RecurrenceMatch
 from veltair.compiler.patterns.sequence.recurrent_operators import CELLS, match_operator
 from veltair.compiler.patterns.sequence.recurrent_scan import match_scan
 from veltair.errors import ModelError
+from veltair.profiles.artifact.manifest import shape_at
 
 OPERATORS = frozenset({*CELLS, "Scan"})
-MANY_UNITS = 128  # from here on the inputs are projected by a layer of their own, and the cores share a step's units
+FEW_ROWS = 64  # at the greatest batch: more rows keep all cores busy without sharing the units of a step
 
 
 def find_recurrences(view: ModelView) -> Matches:
@@ -67,8 +68,8 @@ def recurrent(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     rows, steps = (first, second) if found.order is SequenceOrder.ROWS_FIRST else (second, first)
     hidden, count = found.weights["recurrent"].shape[0], found.direction.extent
     state = (count, rows, hidden) if count == 2 else (rows, hidden)
-    long, weights = hidden >= MANY_UNITS, found.weights
-    if long:
+    projects, weights = hidden >= _units_to_share(rows, view), found.weights
+    if projects:
         reads = {"sums": _project(node.name, found, view, builder)}
         weights = {name: array for name, array in weights.items() if name in ("recurrent", "candidate_bias")}
     else:
@@ -102,7 +103,7 @@ def recurrent(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
             writes[name] = Activation(f"{tensor}/last", "float32", state)
     facts = (tuple(reads), tuple(writes), found.order, order, found.reset, found.cell, found.direction)
     flops = 2 * abs(rows) * steps * count * found.cell.gates * hidden
-    if long:
+    if projects:
         storage = WeightStorage.BF16 if view.dtype == "uint16" else WeightStorage.FP32
         parameters: RecurrentParameters = ProjectedRecurrentParameters(*facts, found.activations, storage)
         op, flops = "projected_recurrent", flops * hidden
@@ -117,6 +118,12 @@ def recurrent(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     return True
 
 
+def _units_to_share(rows: int, view: ModelView) -> int:
+    """Units from which on a layer of its own projects the inputs, and all cores share the units of a step."""
+    (greatest,) = shape_at((rows,), view.max_batch)
+    return 64 if greatest <= FEW_ROWS else 128
+
+
 def _project(name: str, found: RecurrenceMatch, view: ModelView, builder: GraphBuilder) -> Activation:
     """Emit the product that gives all gates of all steps what they have of the inputs and the biases; its output is in
     the order of the steps, each gate's units padded to whole vectors."""
@@ -127,7 +134,8 @@ def _project(name: str, found: RecurrenceMatch, view: ModelView, builder: GraphB
 
     first, second, _ = view.shape_of(found.x)
     weight, (bias,) = padded(found.weights["input"]), padded(found.weights["bias"][None])
-    sums = Activation(f"{name}/sums", "float32", (first * second, len(bias)))
+    rows = first * second
+    sums = Activation(f"{name}/sums", "uint16" if multiplies_in_bf16(rows, view) else "float32", (rows, len(bias)))
     DenseLayer(f"{name}/inputs", found.x, sums, weight, bias, "none").emit(view, builder)
     return builder.reshape(sums, (first, second, len(bias)))
 
