@@ -145,4 +145,4 @@ def test_projected_cells_equal_numpy_for_one_row_and_for_many(
     for point in compile_ahead(spec, points, mcpu):
         for rows in (1, 19):
             error, _ = run_and_compare(spec, point, inputs_of(spec, rows), rows, mcpu)
-            assert error < (2e-6 if storage is WeightStorage.FP32 else 2e-2), point
+            assert error < (2e-6 if storage is WeightStorage.FP32 else 1e-3), point

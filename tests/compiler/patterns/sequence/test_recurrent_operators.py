@@ -19,6 +19,7 @@ from onnx_nets import Arrays, run, saved
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
 from veltair.errors import ModelError
+from veltair.machine.isa import cpu_features
 
 GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}
 random = np.random.default_rng(17)
@@ -57,7 +58,8 @@ def recurrences(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "kind": kind,
         "direction": draw(st.sampled_from(("forward", "reverse", "bidirectional"))),
-        "sizes": [draw(st.integers(1, most)) for most in (6, 18, 20, 40)],  # steps, rows, inputs, hidden
+        "sizes": [draw(st.integers(1, most)) for most in (6, 18, 20)],  # steps, rows, inputs
+        "hidden": draw(st.integers(1, 40) | st.integers(64, 100)),
         "lengths": draw(st.booleans()),
         "initial": draw(st.booleans()),
         "biased": draw(st.booleans()),
@@ -69,7 +71,7 @@ def recurrences(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=30, deadline=None)
 @given(recurrences())
 def test_recurrences_equal_onnx_runtime(case: dict[str, Any]) -> None:
-    kind, (steps, rows, width, hidden) = case["kind"], case["sizes"]
+    kind, (steps, rows, width), hidden = case["kind"], case["sizes"], case["hidden"]
     count = 2 if case["direction"] == "bidirectional" else 1
     shapes: dict[str, Any] = {"x": [steps, rows, width]}
     states = ("h", "c") if kind == "LSTM" else ("h",)
@@ -89,7 +91,27 @@ def test_recurrences_equal_onnx_runtime(case: dict[str, Any]) -> None:
     constants = weights_of(kind, width, hidden, count)
     with tempfile.TemporaryDirectory() as folder:
         path = saved(Path(folder) / "net.onnx", [node], shapes, tuple(filter(None, outputs)), constants)
-        assert compare(path, feeds, runtime(path, feeds)) == ["recurrent"]
+        wide = ["matmul", "projected_recurrent"]  # of many units
+        assert compare(path, feeds, runtime(path, feeds)) == (wide if hidden >= 64 else ["recurrent"])
+
+
+@pytest.mark.skipif(not cpu_features() & {"avx512_bf16", "amx_bf16"}, reason="needs AVX-512-bf16 or AMX")
+@pytest.mark.parametrize(("batch", "after"), [(1, 0), (20, 1)])
+@pytest.mark.parametrize("kind", sorted(GATES))
+def test_many_units_multiply_in_bfloat16(tmp_path: Path, kind: str, batch: int, after: int) -> None:
+    steps, width, hidden = 17, 33, 99
+    attributes = {"linear_before_reset": after} if kind == "GRU" else {}
+    node = helper.make_node(
+        kind, ["x", "w", "r", "b"], ["y", "last"], hidden_size=hidden, direction="bidirectional", **attributes
+    )
+    path = saved(
+        tmp_path / "net.onnx", [node], {"x": [steps, batch, width]}, ("y", "last"), weights_of(kind, width, hidden, 2)
+    )
+    feeds: Arrays = {"x": drawn(steps, batch, width)}
+    outputs, operators = run(path, feeds, "bf16", batch, 32)
+    assert operators[-1] == "projected_recurrent" and "matmul_bf16" in operators
+    for found, wanted in zip(outputs, runtime(path, feeds), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=0.03)
 
 
 @pytest.mark.parametrize("kind", sorted(GATES))
