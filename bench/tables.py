@@ -188,10 +188,11 @@ from run to run here: the load generator and the I/O thread have the cores befor
     Section(trees.TITLE, trees.TEXT, lambda: with_environment("trees", trees.table)),
     Section(coverage.TITLE, coverage.TEXT, lambda: with_environment("coverage", coverage.table)),
     Section(
-        "Networks that give images or signals again",
-        """The same for such networks at the sizes of their use, with their times, on a Xeon with AMX ([record
-120](decisions/120-products-in-other-spellings.md); `python -m bench.coverage --networks 'images.*.dynamo' --times
---quick`).""",
+        "Networks of images and of sequences",
+        """The same at the sizes of their use, with their times, on a Xeon with AMX: networks that give images or
+signals again ([record 120](decisions/120-products-in-other-spellings.md)) and recurrent ones ([record
+123](decisions/123-recurrences-of-many-units.md); `python -m bench.coverage --networks
+'images.*.dynamo,sequences.*.torchscript' --times --quick`).""",
         lambda: with_environment("xeon-amx/coverage", coverage.table),
     ),
     Section(

@@ -28,6 +28,7 @@ BUILDERS = {
     "torchvision-flow": "vision:flow",
     "timm": "vision:timm",
     "images": "images:network",
+    "sequences": "sequences:network",
     "transformers": "language:transformers",
     "recommendation": "recommendation:recommender",
     "scikit-learn": "scikit_learn:pipeline",

@@ -31,7 +31,12 @@ def table(found: Facts) -> str:
     header = ["family", "exporter", "networks", "compile", "agree", "layers: own", "stitched", "TVM", "ONNX Runtime"]
     parts = [markdown_table(header, rows)]
     if times := _times(found["networks"]):
-        parts.append(markdown_table(["time over the better peer, fp32", "1 thread", "2 threads"], times))
+        parts.append(
+            "Time over that of the better peer in float32, and that of bfloat16 over OpenVINO's default, which is "
+            "bfloat16 too where the CPU has it:"
+        )
+        header = ["network", "fp32, 1 thread", "2 threads", "bf16, 1 thread", "2 threads"]
+        parts.append(markdown_table(header, times))
     if bad := [f"`{title}`: {facts['fault']}" for title, facts in found["networks"].items() if _fails(facts)]:
         parts.append("What fails:\n\n" + "\n".join(f"- {line}" for line in bad))
     if refused := Counter(title.split(".")[-1] for title, f in found["networks"].items() if not f["exported"]):
@@ -42,15 +47,18 @@ def table(found: Facts) -> str:
 
 
 def _times(networks: Mapping[str, Facts]) -> list[list[object]]:
-    """Time over the better of the peers in float32, of each network that was timed."""
+    """Time over the better of the peers in float32, and of bfloat16 over OpenVINO's default, of what was timed."""
     rows: list[list[object]] = []
     for title, facts in networks.items():
         ms = {(t["engine"], t["precision"], t["threads"]): t["median_ms"] for t in facts.get("times", ())}
-        cells = []
-        for threads in (1, 2):
-            peers = [ms[engine, "fp32", threads] for engine in PEERS if (engine, "fp32", threads) in ms]
-            ours = ms.get(("veltair", "fp32", threads))
-            cells.append(f"{ours / min(peers):.2f}x" if ours and peers else "")
+
+        def ratio(ours: str, peers: Iterable[tuple[str, str]], threads: int, ms: Mapping[Any, float] = ms) -> str:
+            found = [ms[*peer, threads] for peer in peers if (*peer, threads) in ms]
+            own = ms.get(("veltair", ours, threads))
+            return f"{own / min(found):.2f}x" if own and found else ""
+
+        cells = [ratio("fp32", [(engine, "fp32") for engine in PEERS], threads) for threads in (1, 2)]
+        cells += [ratio("bf16", [("openvino", "default")], threads) for threads in (1, 2)]
         rows += [[title, *cells]] if any(cells) else []
     return rows
 

@@ -61,13 +61,15 @@ class ProjectedRecurrent:
         weights = GateWeights(spec, int(point["units"]), LANES)
         most_rows = spec.most(extents.rows)
 
-        def body(*buffers: Any) -> None:
+        def emit(*buffers: Any) -> None:
             names = (*parameters.reads, *weights.arrays, *parameters.writes)
             named = dict(zip(names, buffers, strict=True))
             lanes = UnitLanes(spec, named)
             memory = SharedStates(lanes, weights, most_rows, narrow)
-            in_tiles = "unit" in point
-            sums = TileSums(weights, named, lanes) if in_tiles else ProjectedSums(weights, named, lanes, point["tiles"])
+            if "unit" in point:
+                sums: ProjectedSums = TileSums(weights, named, lanes)
+            else:
+                sums = ProjectedSums(weights, named, lanes, int(point["tiles"]))
             step = CellStep(lanes, sums, memory)
             memory.read_all()
             with T.serial(0, lanes.steps) as position:
@@ -75,8 +77,8 @@ class ProjectedRecurrent:
             memory.write_all()
 
         arrays = tuple(weights.arrays.values())
-        operands = [*spec.inputs, *arrays, *spec.outputs]
-        function = build_prim_func(operands, reduction_body("uint16" if narrow else "float32", body))
+        body = reduction_body("uint16" if narrow else "float32", emit)
+        function = build_prim_func([*spec.inputs, *arrays, *spec.outputs], body)
         tasks = len(weights.first_lines) * weights.directions
         block_size = sum(array.nbytes for array in arrays) // tasks + most_rows * extents.hidden * 4
         return Kernel(function, arrays, block_size, tasks * LANES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.bf16 import float32_to_bf16
@@ -12,8 +14,8 @@ from veltair.compiler.codegen.vectors import LANES, Expr
 class StateLines:
     """Lines of one vector each for every place, a tile or a row. Made where its memory is to live.
 
-    In bfloat16, a place has two lines more: steps of AMX tiles, of two lines, may reach behind the last state, and the
-    rows of a tile do not fall into the same sets of the cache.
+    In bfloat16, a place has two lines more: an AMX tile takes two lines a step and may reach behind the last one, and
+    the rows of a tile do not fall into the same sets of the cache.
 
     ::
 
@@ -25,7 +27,7 @@ class StateLines:
         """narrow: products take the state in bfloat16, which then lies beside the floats."""
         self.floats = T.alloc_buffer((places, lines, LANES), "float32", scope="global")
         self.lines = lines
-        self.bits = T.alloc_buffer((places, (lines + 2) * LANES), "uint16", scope="global") if narrow else None
+        self.bits: Any = T.alloc_buffer((places, (lines + 2) * LANES), "uint16", scope="global") if narrow else None
         self.multiplied_as = "uint16" if narrow else "float32"
 
     def load(self, place: Expr, line: Expr) -> Expr:

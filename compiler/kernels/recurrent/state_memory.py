@@ -6,6 +6,7 @@ at its own end.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from tvm.script.ir_builder import tirx as T
@@ -48,12 +49,13 @@ class StateMemory:
         """places: tiles, or rows, whose states are kept. kept: states of each place."""
         self.lanes, self.parameters, self.buffers = lanes, lanes.parameters, lanes.buffers
         self.lines, self.count, self.two_groups = weights.lines, weights.directions, weights.two_groups
-        self.h = StateLines(places, kept * self.lines, narrow)
+        self.slot = self.lines + (self.lines % 2 if narrow else 0)  # lines from a state to the next: whole tile rows
+        self.h = StateLines(places, kept * self.slot, narrow)
         if self.two_groups:
             self.update = StateLines(places, self.lines, narrow=False)
             self.reset_h = StateLines(places, self.lines, narrow)
         if weights.cell is Cell.LSTM:
-            self.c = StateLines(places, 2 * self.lines, narrow=False)
+            self.c = StateLines(places, 2 * self.slot, narrow=False)
 
     def place(self, tile: int) -> Expr:
         """Where the states of a tile of the task are."""
@@ -62,7 +64,7 @@ class StateMemory:
     def slots(self, position: Expr) -> Slots:
         """The step that is the `position`-th to run, and its states."""
         step = T.bind(position + self.lanes.backward * (self.lanes.steps - 1 - 2 * position))
-        turns = tuple(map(T.bind, (position % 2 * self.lines, (position + 1) % 2 * self.lines)))
+        turns = tuple(map(T.bind, (position % 2 * self.slot, (position + 1) % 2 * self.slot)))
         return Slots(step, *turns, *turns)
 
     def multiplied(self, group: GateGroup, at: Slots) -> tuple[StateLines, Expr]:
@@ -212,12 +214,22 @@ class SharedStates(StateMemory):
 
     def read_all(self) -> None:
         """`read` for all rows of all directions."""
-        with T.serial(0, self.count) as self.lanes.direction, T.serial(0, self.lanes.rows) as self.lanes.first_row:
+        for _ in self._each_row():
             self.h.clear(self.place(0))
             if self.two_groups:
                 self.reset_h.clear(self.place(0))
             self.read(0)
 
     def write_all(self) -> None:
-        with T.serial(0, self.count) as self.lanes.direction, T.serial(0, self.lanes.rows) as self.lanes.first_row:
+        """`write` for all rows of all directions."""
+        for _ in self._each_row():
             self.write(0)
+
+    def _each_row(self) -> Iterator[None]:
+        """The code of one row and direction, to which the lanes are set."""
+        if self.count == 1:
+            with T.serial(0, self.lanes.rows) as self.lanes.first_row:
+                yield
+            return
+        with T.serial(0, self.count) as self.lanes.direction, T.serial(0, self.lanes.rows) as self.lanes.first_row:
+            yield
