@@ -121,9 +121,10 @@ REFUSED = {
 }
 
 
-def scan(path: Path, steps: list[tuple[str, str, str]]) -> Path:
-    hidden, inputs = 4, 5
-    weights = {f"w{gate}": drawn(inputs, hidden) for gate in "ruc"} | {f"r{g}": drawn(hidden, hidden) for g in "ruc"}
+def scan(path: Path, steps: list[tuple[str, str, str]], hidden: int = 4) -> Path:
+    inputs = 5
+    weights = {f"w{gate}": drawn(inputs, hidden) for gate in "ruc"}
+    weights |= {f"r{gate}": drawn(hidden, hidden) * 2 / np.float32(np.sqrt(hidden)) for gate in "ruc"}
     constants = [numpy_helper.from_array(array, name) for name, array in ({"b": drawn(hidden)} | weights).items()]
     widths = {"h": hidden, "x": inputs, "a": 1}
     given = [helper.make_tensor_value_info(n, FLOAT, [None, width]) for n, width in widths.items()]
@@ -137,10 +138,11 @@ def scan(path: Path, steps: list[tuple[str, str, str]]) -> Path:
     return saved(path, [add, other, node], inputs_, ("Y", "last", "other"), {})
 
 
+@pytest.mark.parametrize(("hidden", "op"), [(4, "recurrent"), (70, "projected_recurrent")])
 @pytest.mark.parametrize("name", BODIES)
-def test_a_scan_is_known_by_what_it_computes(tmp_path: Path, name: str) -> None:
-    feeds = {"P": drawn(3, 4), "X": drawn(7, 3, 5), "A": random.random((7, 3, 1), dtype=np.float32)}
-    assert "recurrent" in matches(scan(tmp_path / "scan.onnx", BODIES[name]), feeds)
+def test_a_scan_is_known_by_what_it_computes(tmp_path: Path, name: str, hidden: int, op: str) -> None:
+    feeds = {"P": drawn(3, hidden), "X": drawn(7, 3, 5), "A": random.random((7, 3, 1), dtype=np.float32)}
+    assert op in matches(scan(tmp_path / "scan.onnx", BODIES[name], hidden), feeds)
 
 
 @pytest.mark.parametrize("name", REFUSED)
