@@ -142,15 +142,20 @@ def combine(kind: str, left: AffineExpr, right: AffineExpr) -> AffineExpr:
 
 def _term_range(atom: NonAffineTerm, ranges: Mapping[int, StridedRange]) -> StridedRange:
     left, right = atom.left.span(ranges), atom.right.span(ranges)
-    if atom.kind in ("div", "mod") and not right.step and right.first > 0:
-        return left.floordiv(right.first) if atom.kind == "div" else left.modulo(right.first)
+    if atom.kind in ("div", "mod"):
+        if right.first < 1:  # such as a share of no rows: then this code does not run
+            right = full_range(max(right.last, 1)).plus(single_value(1))
+        if not right.step:
+            return left.floordiv(right.first) if atom.kind == "div" else left.modulo(right.first)
+        if atom.kind == "mod":
+            return full_range(right.last)
     if atom.kind == "min":
         return _least(left, right)
     if atom.kind == "max":
         return _least(left.times(-1), right.times(-1)).times(-1)
     if atom.kind == "any":
         return left.hull(right)
-    if atom.kind == "product" or (atom.kind == "div" and right.first > 0):
+    if atom.kind in ("product", "div"):
         ends = [a * b if atom.kind == "product" else a // b for a in left[:2] for b in right[:2]]
         return StridedRange(min(ends), max(ends), 1 if min(ends) < max(ends) else 0)
     raise ValueError(f"no range for {atom.kind} of {left} and {right}")

@@ -213,6 +213,13 @@ def test_products_of_integers_are_read_whatever_their_columns_fill(columns: int)
         assert reuse[-1].traffic_bytes >= touched(spec, kernel.weights[:1], 4)
 
 
+def test_shares_of_rows_may_be_empty() -> None:
+    spec = dense("matmul_bf16", "uint16", -25, 512, 2048)
+    for point in SPACES[spec.op].points(spec, ISAS["amx"])[::4]:
+        kernel = SPACES[spec.op].build(spec, point, ISAS["amx"])
+        assert kernel_reuse(spec, kernel, 1)[-1].traffic_bytes >= kernel.weights[0].nbytes, point
+
+
 def test_a_stride_leaves_lines_out() -> None:
     spec = conv("conv2d", "float32", (64, 64), 28, 1, stride=2)
     kernel = SPACES["conv2d"].build(spec, SPACES["conv2d"].points(spec, ISAS["avx512"])[0], ISAS["avx512"])
@@ -283,6 +290,7 @@ def test_spans_hold_every_value(a: StridedRange, b: StridedRange, by: int, size:
         ("div", fixed, lambda m, n: m // by),
         ("div", y.plus(fixed), lambda m, n: m // (n + by)),
         ("mod", fixed, lambda m, n: m % by),
+        ("mod", y.plus(fixed), lambda m, n: m % (n + by)),
         ("min", y, min),
         ("max", y, max),
         ("product", y, lambda m, n: m * n),
@@ -291,6 +299,8 @@ def test_spans_hold_every_value(a: StridedRange, b: StridedRange, by: int, size:
     ):
         span = combine(kind, x, right).span(ranges)
         assert {of(m, n) for m in values(a) for n in values(b)} <= values(span), kind
+    shares = combine("div", x, y).span(ranges)  # where there is nothing to share, the code does not run
+    assert {m // n for m in values(a) for n in values(b) if n} <= values(shares)
     plain = x.times(3).plus(y.times(-2)).plus(AffineExpr((), 7)).span(ranges)
     assert {3 * m - 2 * n + 7 for m in values(a) for n in values(b)} <= values(plain)
     assert values(a) | values(b) <= values(a.hull(b))
