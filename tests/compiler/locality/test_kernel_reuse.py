@@ -11,8 +11,6 @@ from typing import Any
 import int8_products
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
@@ -24,7 +22,6 @@ from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec, Point
 from veltair.compiler.graph.parameters.products import BatchedMatmulParameters, MatmulParameters, WeightStorage
 from veltair.compiler.graph.parameters.sequence import AttentionParameters, LayerNormParameters
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
-from veltair.compiler.locality.affine import AffineExpr, StridedRange, combine, loop_variable
 from veltair.compiler.locality.kernel_reuse import compulsory_bytes, kernel_reuse, loop_levels
 from veltair.compiler.locality.tir_reader import UnreadableError, read_loop_nest
 from veltair.machine.cache_traffic import Reuse, traffic_bytes
@@ -269,40 +266,3 @@ def test_a_number_that_changes_is_no_index() -> None:
     x, y = np.zeros(32, np.float32), np.zeros(4, np.float32)
     with pytest.raises(UnreadableError, match="a number that changes"):
         read_loop_nest(build_prim_func([x, y], body), [x.shape, y.shape])
-
-
-def make_range(first: int, count: int, step: int) -> StridedRange:
-    return StridedRange(first, first + (count - 1) * step, step if count > 1 else 0)
-
-
-spans = st.builds(make_range, st.integers(0, 50), st.integers(1, 12), st.integers(1, 9))
-
-
-def values(span: StridedRange) -> set[int]:
-    return set(range(span.first, span.last + 1, span.step or 1))
-
-
-@given(spans, spans, st.integers(1, 12), st.integers(1, 20))
-def test_spans_hold_every_value(a: StridedRange, b: StridedRange, by: int, size: int) -> None:
-    ranges = {0: a, 1: b}
-    x, y, fixed = loop_variable(0), loop_variable(1), AffineExpr((), by)
-    for kind, right, of in (
-        ("div", fixed, lambda m, n: m // by),
-        ("div", y.plus(fixed), lambda m, n: m // (n + by)),
-        ("mod", fixed, lambda m, n: m % by),
-        ("mod", y.plus(fixed), lambda m, n: m % (n + by)),
-        ("min", y, min),
-        ("max", y, max),
-        ("product", y, lambda m, n: m * n),
-        ("any", y, lambda m, n: m),
-        ("any", y, lambda m, n: n),
-    ):
-        span = combine(kind, x, right).span(ranges)
-        assert {of(m, n) for m in values(a) for n in values(b)} <= values(span), kind
-    shares = combine("div", x, y).span(ranges)  # where there is nothing to share, the code does not run
-    assert {m // n for m in values(a) for n in values(b) if n} <= values(shares)
-    plain = x.times(3).plus(y.times(-2)).plus(AffineExpr((), 7)).span(ranges)
-    assert {3 * m - 2 * n + 7 for m in values(a) for n in values(b)} <= values(plain)
-    assert values(a) | values(b) <= values(a.hull(b))
-    inside = a.plus(StridedRange(-20, -20, 0)).clipped(size)
-    assert (values(inside) if inside else set()) == {v - 20 for v in values(a) if 0 <= v - 20 < size}
