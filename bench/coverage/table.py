@@ -14,7 +14,8 @@ a process with limits of time and memory, and verified in every version against 
 --export-python PYTHON`; `networks.toml` beside it has the list). All in float32, so that differences are the
 compiler's. Layers of our design spaces, of stitched kernels, of TVM's generic schedules, and those that ONNX Runtime
 runs."""
-PEERS = ("onnxruntime", "openvino")
+# Our precision, and the engines and precisions that it is compared with the better of.
+COMPARED = (("fp32", (("onnxruntime", "fp32"), ("openvino", "fp32"))), ("bf16", (("openvino", "default"),)))
 KINDS = ("own", "stitched", "generic", "onnxruntime")
 Facts = Mapping[str, Any]  # of a network, as `trial.try_network` returns them
 
@@ -51,14 +52,14 @@ def _times(networks: Mapping[str, Facts]) -> list[list[object]]:
     rows: list[list[object]] = []
     for title, facts in networks.items():
         ms = {(t["engine"], t["precision"], t["threads"]): t["median_ms"] for t in facts.get("times", ())}
-
-        def ratio(ours: str, peers: Iterable[tuple[str, str]], threads: int, ms: Mapping[Any, float] = ms) -> str:
-            found = [ms[*peer, threads] for peer in peers if (*peer, threads) in ms]
-            own = ms.get(("veltair", ours, threads))
-            return f"{own / min(found):.2f}x" if own and found else ""
-
-        cells = [ratio("fp32", [(engine, "fp32") for engine in PEERS], threads) for threads in (1, 2)]
-        cells += [ratio("bf16", [("openvino", "default")], threads) for threads in (1, 2)]
+        cells = []
+        for ours, peers in COMPARED:
+            for threads in (1, 2):
+                found = [
+                    ms[engine, precision, threads] for engine, precision in peers if (engine, precision, threads) in ms
+                ]
+                own = ms.get(("veltair", ours, threads))
+                cells.append(f"{own / min(found):.2f}x" if own and found else "")
         rows += [[title, *cells]] if any(cells) else []
     return rows
 

@@ -49,9 +49,7 @@ def try_network(onnx: Path, artifact: Path, limits: Limits, *, quick: bool, time
     quick: with less that is timed while it is compiled, and without the seconds, where they say nothing. Keys are
     absent where a run did not come so far.
     """
-    options = ("--trials", "0", "--json", *(QUICK if quick else ()))
-    command = ("compile", str(onnx), *options, "--out", str(artifact), "--precision", "fp32")
-    compiled = run_command(command, limits)
+    compiled = _compile(onnx, artifact, "fp32", limits, quick)
     found: dict[str, Any] = {"compiles": compiled.code == 0, "cpu_seconds": round(compiled.cpu_seconds, 1)}
     if not quick:
         found["seconds"] = round(compiled.seconds, 1)
@@ -65,14 +63,19 @@ def try_network(onnx: Path, artifact: Path, limits: Limits, *, quick: bool, time
     elif verified.code:
         found["fault"] = verified.fault
     if times and found["agrees"]:
-        found |= _times(onnx, artifact, options, limits)
+        found |= _times(onnx, artifact, limits, quick)
     return found
 
 
-def _times(onnx: Path, artifact: Path, options: Sequence[str], limits: Limits) -> dict[str, Any]:
+def _compile(onnx: Path, artifact: Path, precision: str, limits: Limits, quick: bool) -> Ended:
+    options = ("--trials", "0", "--precision", precision, "--json", *(QUICK if quick else ()))
+    return run_command(("compile", str(onnx), "--out", str(artifact), *options), limits)
+
+
+def _times(onnx: Path, artifact: Path, limits: Limits, quick: bool) -> dict[str, Any]:
     """Milliseconds beside the peers, in bfloat16 as well; `not_in_bf16` says why that is left out, if it is."""
     narrow = artifact.with_name(f"{artifact.name}-bf16")
-    compiled = run_command(("compile", str(onnx), *options, "--out", str(narrow), "--precision", "bf16"), limits)
+    compiled = _compile(onnx, narrow, "bf16", limits, quick)
     also = () if compiled.code else ("--also", str(narrow))
     timed = run_command(("bench", str(artifact), str(onnx), *also, "--json"), limits)
     found: dict[str, Any] = {"not_in_bf16": compiled.fault} if compiled.code else {}

@@ -33,9 +33,9 @@ def masked_load(buffer: Any, *index: Expr, count: Expr) -> Expr:
     return bf16_to_float32(value) if buffer.dtype == "uint16" else value
 
 
-def masked_store(buffer: Any, value: Expr, *index: Expr, width: int) -> None:
-    """Like `vector_store`, but only columns below `width` are written. The first of the 16 must lie below it."""
-    column = index[-1]
+def masked_store(buffer: Any, value: Expr, *index: Expr, width: int, left: Expr | int = 0) -> None:
+    """Like `vector_store`, but only `width` columns from `left` on are written. The first of the 16 must be one."""
+    column = index[-1] - left
     with when(column + LANES <= width):
         vector_store(buffer, value, *index)
     if width % LANES == 1:

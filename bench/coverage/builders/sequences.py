@@ -72,54 +72,36 @@ def _speech() -> Any:
     return DeepSpeech()
 
 
-def _translator() -> Any:
-    """The encoder of Bahdanau et al., "Neural machine translation by jointly learning to align and ..." (2015)."""
+def _of_words(width: int, cell: str, units: int, *, layers: int = 1, both: bool = False, outputs: int = 0) -> Any:
+    """Cells of torch behind embeddings of 10,000 words. outputs: of a dense layer behind them, if there is one."""
     from torch import nn
 
-    class Encoder(nn.Module):  # type: ignore[misc]
+    class OfWords(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.words = nn.Embedding(10_000, 620)
-            self.cells = nn.GRU(620, 1000, bidirectional=True, batch_first=True)
+            self.words = nn.Embedding(10_000, width)
+            self.cells = getattr(nn, cell)(width, units, layers, bidirectional=both, batch_first=True)
+            self.head = nn.Linear(2 * units if both else units, outputs) if outputs else nn.Identity()
 
         def forward(self, x: Any) -> Any:
-            return self.cells(self.words(x))[0]
+            return self.head(self.cells(self.words(x))[0])
 
-    return Encoder()
+    return OfWords()
+
+
+def _translator() -> Any:
+    """The encoder of Bahdanau et al., "Neural machine translation by jointly learning to align and ..." (2015)."""
+    return _of_words(620, "GRU", 1000, both=True)
 
 
 def _tagger() -> Any:
     """Huang et al., "Bidirectional LSTM-CRF models for sequence tagging" (2015): the scores of the tags."""
-    from torch import nn
-
-    class Tagger(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(10_000, 100)
-            self.cells = nn.LSTM(100, 200, bidirectional=True, batch_first=True)
-            self.head = nn.Linear(400, 17)
-
-        def forward(self, x: Any) -> Any:
-            return self.head(self.cells(self.words(x))[0])
-
-    return Tagger()
+    return _of_words(100, "LSTM", 200, both=True, outputs=17)
 
 
 def _language_model() -> Any:
     """Zaremba et al., "Recurrent neural network regularization" (2014), the medium one."""
-    from torch import nn
-
-    class LanguageModel(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(10_000, 650)
-            self.cells = nn.LSTM(650, 650, 2, batch_first=True)
-            self.head = nn.Linear(650, 10_000)
-
-        def forward(self, x: Any) -> Any:
-            return self.head(self.cells(self.words(x))[0])
-
-    return LanguageModel()
+    return _of_words(650, "LSTM", 650, layers=2, outputs=10_000)
 
 
 def _voice_activity() -> Any:

@@ -105,6 +105,10 @@ class Lanes(ABC):
         """The weights of a line of units, for all lanes."""
 
     @abstractmethod
+    def read(self, tiles: int) -> None:
+        """Take memory for what so many tiles of a task read of the sequence, and load it."""
+
+    @abstractmethod
     def load_state(self, tile: int, source: Place, state: StateLines, place: Expr, line: Expr) -> None:
         """Load a state of a tile's rows, as lines of a place from `line` on."""
 
@@ -132,13 +136,14 @@ class RowLanes(Lanes):
 
     tile_rows, width = LANES, 1
 
-    def allocate(self, tiles: int) -> None:
-        """Take the memory for what a task reads."""
+    def read(self, tiles: int) -> None:
         if self.have_lengths:
             self.lengths = T.alloc_buffer((tiles, 1, LANES), "float32", scope="global")
         self.x = T.alloc_buffer((tiles, self.steps * self.inputs, LANES), "float32", scope="global")
         if "scores" in self.buffers:
             self.scores = T.alloc_buffer((tiles, self.steps, LANES), "float32", scope="global")
+        for tile in range(tiles):
+            self._read_tile(tile)
 
     def input(self, tile: int, step: Expr, k: Expr) -> Expr:
         return vector_load(self.x, tile, step * self.inputs + k, 0)
@@ -152,8 +157,7 @@ class RowLanes(Lanes):
     def weight(self, packed: Any, index: tuple[Expr, ...], line: int) -> Expr:
         return T.broadcast(packed[(*index, line)], LANES)
 
-    def read(self, tile: int) -> None:
-        """Load what a tile reads of the sequence."""
+    def _read_tile(self, tile: int) -> None:
         self._read_sequence(tile, "x", self.x, self.inputs)
         if "scores" in self.buffers:
             self._read_sequence(tile, "scores", self.scores, 1)
@@ -199,6 +203,9 @@ class UnitLanes(Lanes):
     """
 
     tile_rows, width = 1, LANES
+
+    def read(self, tiles: int) -> None:
+        """Rows are read where they lie."""
 
     def input(self, tile: int, step: Expr, k: Expr) -> Expr:
         return self._element("x", tile, step, k)

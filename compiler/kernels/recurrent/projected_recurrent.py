@@ -45,7 +45,7 @@ class ProjectedRecurrent:
         most_rows, sums = spec.most(extents.rows), sums_of_unit(spec)
         points: list[Point] = []
         parameters = spec.parameters_as(ProjectedRecurrentParameters)
-        columns = 2 if sums == 2 else parameters.cell.gates  # of the weights of a unit, at a time
+        columns = min(sums, parameters.cell.gates)  # of the weights of a unit, at a time
         if parameters.storage is WeightStorage.BF16 and "amx_bf16" in features and most_rows >= FEWEST_ROWS:
             points.append({"unit": MatrixUnit.AMX.value, "units": even_blocks(lines, MOST_SUMS // columns)})
         for tiles in (6, 4, 2, 1):

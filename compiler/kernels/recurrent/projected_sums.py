@@ -33,9 +33,11 @@ class ProjectedSums(GateSums):
         sums = ProjectedSums(weights, buffers, lanes, most_tiles=4)
     """
 
+    lanes: UnitLanes
+
     def __init__(self, weights: GateWeights, buffers: Mapping[str, Any], lanes: UnitLanes, most_tiles: int) -> None:
         super().__init__(weights, buffers, lanes)
-        self.unit_lanes, self.most_tiles = lanes, most_tiles
+        self.most_tiles = most_tiles
 
     def blocks(self) -> Iterator[tuple[Expr, Expr]]:
         most = self.most_tiles
@@ -66,7 +68,7 @@ class ProjectedSums(GateSums):
         for place, gate in enumerate(gates):
             for u in range(self.units):
                 for tile in range(self.tiles):
-                    self.store(place * self.units + u, tile, self.unit_lanes.projected(tile, step, gate, line + u))
+                    self.store(place * self.units + u, tile, self.lanes.projected(tile, step, gate, line + u))
         if self.weights.reset_after:
             for u in range(self.units):
                 for tile in range(self.tiles):

@@ -37,13 +37,10 @@ class RecurrentTask:
             lanes.first_row = T.bind(task // count * rows)
             if count == 2:
                 lanes.direction = T.bind(task % 2)
-            if isinstance(lanes, RowLanes):
-                lanes.allocate(self.tiles)
+            lanes.read(self.tiles)
             memory = TaskStates(lanes, self.weights, self.tiles)
             sums = InputSums(self.weights, self.buffers, lanes, self.tiles, self.hoisted)
             for tile in range(self.tiles):
-                if isinstance(lanes, RowLanes):
-                    lanes.read(tile)
                 memory.read(tile)
             if self.hoisted:
                 sums.hoist()

@@ -115,6 +115,16 @@ class StateMemory:
         """Where the first or the last states of the direction lie."""
         return Place(flatten_to_rows(self.buffers[name], self.lanes.hidden), self.lanes.direction * self.lanes.rows, 0)
 
+    def in_states(self, step: Expr) -> Place:
+        """Where the direction's states of a step lie among those of all steps."""
+        lanes, hidden, states = self.lanes, self.lanes.hidden, self.buffers["states"]
+        if self.parameters.y_order is SequenceOrder.ROWS_FIRST:
+            rows = flatten_to_rows(states, lanes.steps * self.count * hidden)
+            return Place(rows, 0, (step * self.count + lanes.direction) * hidden)
+        if self.parameters.y_order is SequenceOrder.STEPS_FIRST:
+            return Place(flatten_to_rows(states, self.count * hidden), step * lanes.rows, lanes.direction * hidden)
+        return Place(flatten_to_rows(states, hidden), (step * self.count + lanes.direction) * lanes.rows, 0)
+
     def _clear(self, tile: int, state: StateLines, start: Expr, step: Expr) -> None:
         """Set the state that begins at a line to zero for rows that are not longer than `step`."""
         with T.serial(0, self.lines) as line:
@@ -152,23 +162,13 @@ class TaskStates(StateMemory):
         self._write_states(tile)
 
     def _write_states(self, tile: int) -> None:
-        lanes, hidden, order = self.lanes, self.lanes.hidden, self.parameters.y_order
-        states, direction, place = self.buffers["states"], lanes.direction, self.place(tile)
-        if order is SequenceOrder.ROWS_FIRST and self.count == 1 and isinstance(lanes, RowLanes):
-            width = lanes.steps * hidden  # of all steps at once: few units alone would fill no vector
-            lanes.store(tile, self.h, self._kept(T.int32(0)), Place(flatten_to_rows(states, width), 0, 0), width)
+        lanes, rows_first = self.lanes, self.parameters.y_order is SequenceOrder.ROWS_FIRST
+        if rows_first and self.count == 1 and isinstance(lanes, RowLanes):
+            width = lanes.steps * lanes.hidden  # of all steps at once: few units alone would fill no vector
+            lanes.store(tile, self.h, self._kept(T.int32(0)), self.in_states(T.int32(0)), width)
             return
         with T.serial(0, lanes.steps) as step:
-            if order is SequenceOrder.ROWS_FIRST:
-                rows = flatten_to_rows(states, lanes.steps * self.count * hidden)
-                target = Place(rows, 0, (step * self.count + direction) * hidden)
-            elif order is SequenceOrder.STEPS_FIRST:
-                rows = flatten_to_rows(states, self.count * hidden)
-                target = Place(rows, step * lanes.rows, direction * hidden)
-            else:
-                rows = flatten_to_rows(states, hidden)
-                target = Place(rows, (step * self.count + direction) * lanes.rows, 0)
-            lanes.store_state(tile, self.h, place, self._kept(step), target)
+            lanes.store_state(tile, self.h, self.place(tile), self._kept(step), self.in_states(step))
 
     def _kept(self, step: Expr) -> Expr:
         """The first line of the state after a step."""
@@ -200,24 +200,17 @@ class SharedStates(StateMemory):
             return
         if self.lanes.have_lengths:
             new = T.Select(self.lanes.runs(tile, at.step), new, broadcast(0.0))
-        states = flatten_to_rows(self.buffers["states"], self.lanes.hidden)
-        masked_store(states, new, self._state_row(tile, at.step), line * LANES, width=self.lanes.hidden)
-
-    def _state_row(self, tile: int, step: Expr) -> Expr:
-        """The row of a step's states among the rows of `H` units of the tensor."""
-        lanes, row = self.lanes, self.lanes.row(tile)
-        if self.parameters.y_order is SequenceOrder.STEPS_THEN_DIRECTIONS:
-            return (step * self.count + lanes.direction) * lanes.rows + row
-        rows_first = self.parameters.y_order is SequenceOrder.ROWS_FIRST
-        place = row * lanes.steps + step if rows_first else step * lanes.rows + row
-        return place * self.count + lanes.direction
+        tensor, first, left = self.in_states(at.step)
+        place = first + self.lanes.row(tile), left + line * LANES
+        masked_store(tensor, new, *place, width=self.lanes.hidden, left=left)
 
     def read_all(self) -> None:
         """`read` for all rows of all directions."""
         for _ in self._each_row():
-            self.h.clear(self.place(0))
-            if self.two_groups:
-                self.reset_h.clear(self.place(0))
+            if self.lines % 2:  # tiles reach behind the last line
+                self.h.clear(self.place(0))
+                if self.two_groups:
+                    self.reset_h.clear(self.place(0))
             self.read(0)
 
     def write_all(self) -> None:

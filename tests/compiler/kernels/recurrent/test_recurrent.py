@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from run_kernels import compile_ahead, run_and_compare
+from run_kernels import compile_ahead, require_features, run_and_compare
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
@@ -131,17 +131,17 @@ def projected(spec: LayerSpec, storage: WeightStorage) -> LayerSpec:
 
 
 @pytest.mark.sweep(5)
-@pytest.mark.parametrize("mcpu", ["", "haswell"])
-@pytest.mark.parametrize("storage", WeightStorage)
+@pytest.mark.parametrize(
+    ("storage", "mcpu"), [(WeightStorage.FP32, ""), (WeightStorage.FP32, "haswell"), (WeightStorage.BF16, "")]
+)
 @pytest.mark.parametrize("spec", UNITS, ids=NAMES)
 def test_projected_cells_equal_numpy_for_one_row_and_for_many(
     spec: LayerSpec, storage: WeightStorage, mcpu: str
 ) -> None:
-    features = frozenset({"avx2"}) if mcpu else cpu_features()
-    if storage is WeightStorage.BF16 and "avx512_bf16" not in features:
-        pytest.skip("needs AVX-512-bf16")
+    if storage is WeightStorage.BF16:
+        require_features(frozenset({"avx512_bf16"}), "dot products of bfloat16")
     spec = projected(spec, storage)
-    points = SPACES[spec.op].points(spec, features)
+    points = SPACES[spec.op].points(spec, frozenset({"avx2"}) if mcpu else cpu_features())
     for point in compile_ahead(spec, points, mcpu):
         for rows in (1, 19):
             error, _ = run_and_compare(spec, point, inputs_of(spec, rows), rows, mcpu)
