@@ -6,6 +6,7 @@ import pytest
 
 from veltair.errors import ConfigError
 from veltair.loadgen.scenario import LoadSettings, LogNormalSizes, Scenario, TenantLoad, read_scenario
+from veltair.scenarios import find_scenario
 
 GOOD = """
 [load]
@@ -120,3 +121,15 @@ def test_a_file_that_cannot_be_read(tmp_path):
         read_scenario(tmp_path / "nowhere.toml")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         read_scenario(tmp_path)
+
+
+def test_a_file_hides_a_scenario_of_ours_and_a_folder_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ours = find_scenario("demo")
+    assert ours.is_file() and ours.is_absolute()
+    (tmp_path / "demo").mkdir()  # as `veltair demo` makes it
+    assert find_scenario("demo") == ours
+    (tmp_path / "mix").write_text("", "utf-8")
+    assert find_scenario("mix") == Path("mix")
+    with pytest.raises(ConfigError, match="other: no such file"):
+        find_scenario("other")
