@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+# Each waits by running: a signal between two lines is handled there, and `signal.pause()` would wait for the next one.
 CLI = """
 import sys
 from veltair import cli
@@ -19,12 +20,11 @@ cli.COMMANDS["endless"] = ("endless_command", "never ends")
 sys.exit(cli.main(["endless"]))
 """
 LOADING = """
-import signal
 print("waits", flush=True)
-signal.pause()
+while True:
+    pass
 """
 RUNNING = """
-import signal
 from pathlib import Path
 from veltair.machine.scratch import ScratchFolder
 
@@ -35,19 +35,18 @@ def run(args):
     with ScratchFolder("test"):
         print("waits", flush=True)
         while True:
-            signal.pause()
+            pass
 """
 
 
 HALF_MADE = """
 import asyncio
-import signal
 
 class HalfMade:
     def __init__(self):
         print("waits", flush=True)
         while True:
-            signal.pause()
+            pass
         self.stream = None
 
     def __del__(self):
