@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ from short_measurements import measured_shortly  # noqa: F401
 from veltair.cli import main
 from veltair.compiler.build import compile_model
 from veltair.profiles.artifact.artifact_folder import Artifact
+
+# TVM reads these when its pool of threads starts, with the first kernel. By default it takes one thread on two cores,
+# and tasks that write to each other's memory would pass; and threads that wait would keep other tests' cores busy.
+os.environ |= {"TVM_NUM_THREADS": "2", "TVM_BIND_THREADS": "0", "TVM_THREAD_POOL_SPIN_COUNT": "0"}
 
 
 @pytest.fixture

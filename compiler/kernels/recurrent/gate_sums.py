@@ -40,15 +40,15 @@ class GateSums(ABC):
     def of_blocks(self, group: GateGroup, memory: StateMemory, position: Expr) -> Iterator[tuple[Slots, Expr]]:
         """The blocks of units with the sums of a group, as often as there is code for one: where the states of the
         step are, and the block's first line."""
-        for block, line in self.blocks():
+        for block, line in self.blocks(group, position):
             at = memory.slots(position)
             self.start(group, at.step, block)
             self.add_state(group, memory, at, block)
             yield at, line
 
     @abstractmethod
-    def blocks(self) -> Iterator[tuple[Expr, Expr]]:
-        """Blocks of units, each as its number and its first line."""
+    def blocks(self, group: GateGroup, position: Expr) -> Iterator[tuple[Expr, Expr]]:
+        """Blocks of units for a group at the `position`-th step to run, each as its number and its first line."""
 
     @abstractmethod
     def start(self, group: GateGroup, step: Expr, block: Expr) -> None:
@@ -132,7 +132,7 @@ class InputSums(GateSums):
             if hoisted
         }
 
-    def blocks(self) -> Iterator[tuple[Expr, Expr]]:
+    def blocks(self, group: GateGroup, position: Expr) -> Iterator[tuple[Expr, Expr]]:
         if self.number_of_blocks == 1:
             yield T.int32(0), T.int32(0)
             return
@@ -142,7 +142,7 @@ class InputSums(GateSums):
     def hoist(self) -> None:
         """Compute the products with the inputs of all steps: a block's weights stay in the cache for all of them."""
         for group in self.weights.groups:
-            for block, _ in self.blocks():
+            for block, _ in self.blocks(group, T.int32(0)):
                 with T.serial(0, self.steps) as step:
                     gates = self.weights.input_gates(group)
                     self._start_from_inputs(group, gates, step, block)

@@ -15,6 +15,7 @@ from veltair.compiler.codegen.control_flow import when
 from veltair.compiler.codegen.memory import allocate_scratch, divide_in_registers, index_in_register, vector_load
 from veltair.compiler.codegen.vectors import LANES, Expr
 from veltair.compiler.kernels.matmul.amx_tiles import STEP, TILE, configure_tiles
+from veltair.compiler.kernels.recurrent.alternating_tasks import AlternatingTasks
 from veltair.compiler.kernels.recurrent.gate_sums import GateSums
 from veltair.compiler.kernels.recurrent.gate_weights import GateGroup, GateWeights
 from veltair.compiler.kernels.recurrent.lanes import UnitLanes
@@ -38,26 +39,31 @@ class ProjectedSums(GateSums):
     def __init__(self, weights: GateWeights, buffers: Mapping[str, Any], lanes: UnitLanes, most_tiles: int) -> None:
         super().__init__(weights, buffers, lanes)
         self.most_tiles = most_tiles
+        blocks = self.number_of_blocks * weights.directions
+        self.tasks = {group: AlternatingTasks(blocks) for group in weights.groups}
 
-    def blocks(self) -> Iterator[tuple[Expr, Expr]]:
-        most = self.most_tiles
-        for block in self.shared_blocks():
-            self.allocate(most)
-            line = self.first_line(block)
-            rows = self.lanes.rows
-            with when(rows >= most), T.serial(0, T.truncdiv(rows + most - 1, most)) as tiles:
-                # The last ones move up and compute some rows twice: their states before the step are still there.
-                self.lanes.first_row = index_in_register(T.min(tiles * most, rows - most))
-                yield block, line
-            if most > 1:
-                self.tiles = 1
-                with when(rows < most), T.serial(0, rows) as row:
-                    self.lanes.first_row = index_in_register(row)
+    def blocks(self, group: GateGroup, position: Expr) -> Iterator[tuple[Expr, Expr]]:
+        for block in self.shared_blocks(group, position):
+            self.allocate(self.most_tiles)
+            line, rows, done = self.first_line(block), self.lanes.rows, T.int32(0)
+            for size in self.tile_sizes():
+                # What is left is for smaller tiles, unless it is more than half of one. Then the last tile moves up and
+                # computes some rows twice: their states before the step are still there.
+                self.tiles = size
+                wanted = T.truncdiv(rows - done + size - 1 - size // 2, size)
+                number = index_in_register(T.Select(rows < size, 0, wanted))
+                with T.serial(0, number) as nth:
+                    self.lanes.first_row = index_in_register(T.min(done + nth * size, rows - size))
                     yield block, line
+                done = index_in_register(T.min(done + number * size, rows))
 
-    def shared_blocks(self) -> Iterator[Expr]:
+    def tile_sizes(self) -> list[int]:
+        """Rows of a tile, the most first, that there is code for."""
+        return list(dict.fromkeys((self.most_tiles, -(-self.most_tiles // 2), 1)))
+
+    def shared_blocks(self, group: GateGroup, position: Expr) -> Iterator[Expr]:
         """The blocks of both directions, one parallel task each."""
-        with T.parallel(0, self.number_of_blocks * self.weights.directions) as task:
+        for task in self.tasks[group].run(position):
             block = task
             if self.weights.directions == 2:
                 self.lanes.direction, block = divide_in_registers(task, T.int32(self.number_of_blocks))
@@ -88,7 +94,7 @@ class TileSums(ProjectedSums):
 
     def of_blocks(self, group: GateGroup, memory: StateMemory, position: Expr) -> Iterator[tuple[Slots, Expr]]:
         rows, lanes = self.lanes.rows, self.lanes
-        for block in self.shared_blocks():
+        for block in self.shared_blocks(group, position):
             self.allocate(1)
             at, line = memory.slots(position), self.first_line(block)
             products = allocate_scratch((TILE, self._columns(group) * LANES), "float32")

@@ -143,6 +143,18 @@ def test_projected_cells_equal_numpy_for_one_row_and_for_many(
     spec = projected(spec, storage)
     points = SPACES[spec.op].points(spec, frozenset({"avx2"}) if mcpu else cpu_features())
     for point in compile_ahead(spec, points, mcpu):
-        for rows in (1, 19):
+        for rows in (1, 5, 8, 19):
             error, _ = run_and_compare(spec, point, inputs_of(spec, rows), rows, mcpu)
             assert error < (2e-6 if storage is WeightStorage.FP32 else 1e-3), point
+
+
+@pytest.mark.parametrize("storage", [WeightStorage.FP32, WeightStorage.BF16])
+def test_threads_share_the_units_of_a_projected_cell(storage: WeightStorage) -> None:
+    """Units enough for all threads to compute some at the same time."""
+    if storage is WeightStorage.BF16:
+        require_features(frozenset({"avx512_bf16"}), "dot products of bfloat16")
+    spec = projected(unit(20, 1, 300, ALL_READ, ALL_WRITTEN, cell=Cell.LSTM, direction=BOTH), storage)
+    for point in compile_ahead(spec, SPACES[spec.op].points(spec, cpu_features())):
+        for rows in (1, 7):
+            error, _ = run_and_compare(spec, point, inputs_of(spec, rows), rows)
+            assert error < (1e-5 if storage is WeightStorage.FP32 else 5e-3), point
