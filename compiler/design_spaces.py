@@ -43,6 +43,7 @@ from veltair.compiler.kernels.rows.lookups import Lookups
 from veltair.compiler.kernels.rows.one_hot_sum import OneHotSum
 from veltair.compiler.kernels.rows.spmm import Spmm
 from veltair.compiler.kernels.rows.token_embedding import TokenEmbedding
+from veltair.compiler.kernels.rows.transpose import Transpose
 from veltair.compiler.kernels.rows.trees import Trees
 from veltair.compiler.stitch.stitched_space import StitchedSpace
 
@@ -86,6 +87,7 @@ SPACES: dict[str, Space] = {
     "concat": Concat(),
     "concat_rows": ConcatRows(),
     "concat_sum": ConcatSum(),
+    "transpose": Transpose(),
     "lrn": Lrn(),
     "l2_normalize": L2Normalize(),
     "channels_last": ChannelsLast(),

@@ -72,7 +72,17 @@ WAYS: Mapping[str, Way] = {
     "off": Way(import_layers, {}),
 }
 PART_WAYS = {way: WAYS[way]._replace(importer=partial(import_parts, WAYS[way].importer)) for way in ("chosen", "off")}
-MEMORY_BOUND = ("stitched", "generic", "layer_norm", "elementwise", "copy", "cast", "concat_rows", "squeeze_excite")
+MEMORY_BOUND = (
+    "stitched",
+    "generic",
+    "layer_norm",
+    "elementwise",
+    "copy",
+    "cast",
+    "concat_rows",
+    "transpose",
+    "squeeze_excite",
+)
 ROUNDS, BUDGET_S = 5, 1.0
 TOLERANCE = 1e-3
 MOST_QUERIES = 64

@@ -33,6 +33,7 @@ from veltair.compiler.patterns.recommendation.sums import find_sums, sums
 from veltair.compiler.patterns.sequence.attention import attention, find_attention, projections
 from veltair.compiler.patterns.sequence.recurrent import find_recurrences, recurrent
 from veltair.compiler.patterns.sequence.token_embedding import embedding, find_token_embeddings
+from veltair.compiler.patterns.transpose import transpose
 from veltair.compiler.patterns.trees import trees
 from veltair.compiler.patterns.views import alias
 from veltair.compiler.patterns.vision.channel_norms import l2_normalize, lrn
@@ -73,7 +74,7 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     **dict.fromkeys(("ScatterND", "ScatterElements"), (neighbour_sum,)),
     "LRN": (lrn,),
     "ReduceL2": (l2_normalize,),
-    "Transpose": (channels_last,),
+    "Transpose": (channels_last, transpose),
     "DepthToSpace": (depth_to_space,),
     **dict.fromkeys(("Resize", "Slice"), (pick_pixels,)),
     "Reshape": (channels_last, alias),

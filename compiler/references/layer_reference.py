@@ -102,6 +102,8 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         return reference_stitched(spec, x)
     if spec.op in ("concat", "concat_rows"):
         return [np.concatenate(x, axis=1)]
+    if spec.op == "transpose":
+        return [x[0].transpose(0, 2, 1)]
     if spec.op == "lrn":
         lrn = spec.parameters_as(LrnParameters)
         return [run_onnx_node("LRN", x, beta=0.75, size=lrn.size, alpha=lrn.alpha, bias=lrn.bias)]

@@ -1,4 +1,4 @@
-"""The heads of detectors: their channels become the last axis."""
+"""Feature maps whose channels become the last axis: the heads of detectors, and the tokens of transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from veltair.compiler.onnx.node_attributes import attribute
 
 
 def channels_last(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    """Transpose of a blocked tensor to (N, H, W, C), or Reshape to (N, A, K, H, W) and Transpose to (N, H, W, A, K)."""
+    """Transpose of a blocked tensor to (N, H, W, C), or Reshape to (N, A, K, H, W) and Transpose to (N, H, W, A, K), or
+    Reshape to (N, C, H W) and Transpose to (N, H W, C)."""
     source, last = node.input[0], node
     if not builder.is_made(source) or not builder.tensors[source].block:
         return False
@@ -22,9 +23,12 @@ def channels_last(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) 
         shape = view.shape_of(node.output[0])
         if user is None or user.op_type != "Transpose":
             return False
-        if len(shape) != 5 or shape[3:] != x.shape[2:]:
+        if len(shape) == 5 and shape[3:] == x.shape[2:]:
+            last, order = user, [0, 3, 4, 1, 2]
+        elif shape == (*x.shape[:2], x.shape[2] * x.shape[3]):
+            last, order = user, [0, 2, 1]
+        else:
             return False
-        last, order = user, [0, 3, 4, 1, 2]
     if list(attribute(last, "perm", [])) != order or x.block < view.block:
         return False
     n, channels, height, width = x.shape

@@ -1,0 +1,50 @@
+"""Matrices turned round, as between the tokens of a transformer and the channels of a feature map."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.codegen.memory import divide_in_registers, index_in_register, vector_load, vector_store
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.transpose import transpose_16x16
+from veltair.compiler.codegen.vectors import LANES
+from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+
+FEW_TASKS = 8
+
+
+class Transpose:
+    """inputs: x (B, M, N); output (B, N, M), float32. M and N are at least 16, B may depend on the batch.
+
+    Tiles of 16 x 16 are turned in registers, so that a cache line is read and written whole. The last tiles overlap
+    those before them.
+
+    >>> from veltair.compiler.graph.layer_spec import Activation
+    >>> x, y = Activation("x", "float32", (-1, 196, 64)), Activation("y", "float32", (-1, 64, 196))
+    >>> Transpose().points(LayerSpec("turn", "transpose", (x,), (y,), {}, flops=0), frozenset({"avx2"}))
+    [{'tiles': 1}, {'tiles': 2}, {'tiles': 4}]
+    """
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        tiles = -(-spec.inputs[0].shape[1] // LANES)
+        points: list[Point] = [{"tiles": t} for t in (4, 2, 1) if t == 1 or t <= tiles]
+        return sorted(points, key=lambda p: tiles < FEW_TASKS * int(p["tiles"]) and int(p["tiles"]))
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        x, y = spec.inputs[0], spec.outputs[0]
+        (_, rows, columns), tiles = x.shape, int(point["tiles"])
+        tasks = -(-rows // (tiles * LANES))
+
+        def body(X: Any, Y: Any) -> None:
+            with T.parallel(0, X.shape[0] * tasks) as task:
+                matrix, part = divide_in_registers(task, T.int32(tasks))
+                with T.serial(0, -(-columns // LANES)) as across, T.serial(0, tiles) as down:
+                    row = index_in_register(T.min((part * tiles + down) * LANES, rows - LANES))
+                    column = index_in_register(T.min(across * LANES, columns - LANES))
+                    taken = [T.bind(vector_load(X, matrix, row + i, column)) for i in range(LANES)]
+                    for i, turned in enumerate(transpose_16x16(taken)):
+                        vector_store(Y, turned, matrix, column + i, row)
+
+        return Kernel(build_prim_func([x, y], body), (), 2 * 4 * tiles * LANES * columns, tasks)
