@@ -55,7 +55,10 @@ class ModelRewriting:
         return self.add("Reshape", [name], result, shape, np.array([max(extent, 0) for extent in shape], np.int64))
 
     def constant(self, name: str, value: NDArray[Any]) -> str:
-        """A constant of that name. Returns the name."""
+        """A constant of that name, or of one like it where the model has such a tensor: a rewriting before this one may
+        have named its own so. Returns the name."""
+        while name in self.view.values or name in self.view.constants or name in self.constants:
+            name = f"{name}+"
         self.constants[name] = value
         self.values[name] = TensorSpec(name, value.dtype.name, value.shape)
         return name

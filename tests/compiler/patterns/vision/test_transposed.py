@@ -118,6 +118,13 @@ def test_signals_and_volumes(tmp_path: Path, rank: int) -> None:
     assert "conv2d" in operators
 
 
+def test_constants_of_two_rewritings_do_not_replace_each_other(tmp_path: Path) -> None:
+    """A transposed convolution becomes one of volumes, which becomes one of images and a slice."""
+    net = Net(x=["n", 7, 6, 5, 2])
+    geometry = {"strides": [1, 2, 1], "pads": [0, 1, 0, 0, 1, 0]}
+    agree(tmp_path, (net("ConvTranspose", "x", normal(7, 3, 2, 4, 3), **geometry),), net, "fp32", 2, 7, 6, 5, 2)
+
+
 @pytest.mark.parametrize("mode", ["CRD", "DCR"])
 def test_pixels_are_shuffled_in_blocks(tmp_path: Path, mode: str) -> None:
     net = Net(x=["n", 8, 6, 5])
