@@ -50,7 +50,7 @@ class ProjectedSums(GateSums):
                 # What is left is for smaller tiles, unless it is more than half of one. Then the last tile moves up and
                 # computes some rows twice: their states before the step are still there.
                 self.tiles = size
-                wanted = T.truncdiv(rows - done + size - 1 - size // 2, size)
+                wanted = T.truncdiv(rows - done + (size - 1) // 2, size)
                 number = index_in_register(T.Select(rows < size, 0, wanted))
                 with T.serial(0, number) as nth:
                     self.lanes.first_row = index_in_register(T.min(done + nth * size, rows - size))

@@ -12,7 +12,7 @@ from veltair.compiler.codegen.transpose import transpose_16x16
 from veltair.compiler.codegen.vectors import LANES
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 
-FEW_TASKS = 8
+ENOUGH_TASKS = 8  # of one matrix, for the cores to share
 
 
 class Transpose:
@@ -29,8 +29,9 @@ class Transpose:
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         tiles = -(-spec.inputs[0].shape[1] // LANES)
-        points: list[Point] = [{"tiles": t} for t in (4, 2, 1) if t == 1 or t <= tiles]
-        return sorted(points, key=lambda p: tiles < FEW_TASKS * int(p["tiles"]) and int(p["tiles"]))
+        sizes = [size for size in (4, 2, 1) if size == 1 or size <= tiles]
+        shared = [size for size in sizes if tiles >= ENOUGH_TASKS * size]
+        return [{"tiles": size} for size in dict.fromkeys((*shared, *reversed(sizes)))]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         x, y = spec.inputs[0], spec.outputs[0]
