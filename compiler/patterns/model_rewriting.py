@@ -55,12 +55,16 @@ class ModelRewriting:
         return self.add("Reshape", [name], result, shape, np.array([max(extent, 0) for extent in shape], np.int64))
 
     def constant(self, name: str, value: NDArray[Any]) -> str:
-        """A constant of that name, or of one like it where the model has such a tensor: a rewriting before this one may
-        have named its own so. Returns the name."""
-        while name in self.view.values or name in self.view.constants or name in self.constants:
-            name = f"{name}+"
+        """A constant of that name, or of one like it where the model has such a tensor. Returns the name."""
+        name = self.free_name(name)
         self.constants[name] = value
         self.values[name] = TensorSpec(name, value.dtype.name, value.shape)
+        return name
+
+    def free_name(self, name: str) -> str:
+        """That name, or one like it where a tensor has it: the file's, or one of a rewriting before this one."""
+        while any(name in names for names in (self.view.values, self.view.constants, self.values, self.constants)):
+            name = f"{name}+"
         return name
 
     def rename_last(self, name: str) -> None:

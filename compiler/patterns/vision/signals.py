@@ -18,11 +18,9 @@ from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.folding.opaque_nodes import is_opaque
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.onnx_model import OnnxModel
-from veltair.compiler.onnx.quantised.nodes import QuantisedConstant
 from veltair.compiler.patterns.model_rewriting import ModelRewriting
 
 ROW = 2  # where the axis is
-AXIS, OUTER_AXIS = "signals/row", "signals/outer_row"  # constants that name it, the second before transposed signals
 CONVOLUTIONS = frozenset({"Conv", "ConvInteger"})
 POOLS = frozenset({"MaxPool", "AveragePool"})
 # Of one tensor, element by element or channel by channel; other inputs are single numbers, or one for each channel.
@@ -47,9 +45,9 @@ WINDOWS: Mapping[str, Callable[[list[int]], list[int]]] = {
 class _Rewriting(ModelRewriting):
     """The new model so far. `wide`: the names of tensors with the axis, by those without it."""
 
-    quantised: dict[str, QuantisedConstant] = field(default_factory=dict)
     wide: dict[str, str] = field(default_factory=dict)
     plain: set[str] = field(default_factory=set)  # tensors that have lost the axis again
+    axes: dict[int, str] = field(default_factory=dict)  # the constants that name an axis
 
     def with_axis(self, name: str) -> str:
         """The tensor, or constant of weights, with the axis."""
@@ -57,7 +55,7 @@ class _Rewriting(ModelRewriting):
             self.wide[name] = self.declare(name)
             constant = self.view.constants.get(name)
             if constant is None:
-                self.nodes.append(_change("Unsqueeze", name, self.wide[name]))
+                self.change("Unsqueeze", name, self.wide[name])
                 self.plain.add(name)
             else:
                 self.constants[self.wide[name]] = np.expand_dims(constant, ROW)
@@ -68,7 +66,7 @@ class _Rewriting(ModelRewriting):
 
     def declare(self, name: str) -> str:
         """The name of the tensor with the axis, whose type and shape are known from then on."""
-        spec, wide = self.view.values[name], f"{name}/row"
+        spec, wide = self.view.values[name], self.free_name(f"{name}/row")
         shape = (*spec.shape[:ROW], 1, *spec.shape[ROW:])
         self.values[wide] = replace(spec, name=wide, shape=shape)
         return wide
@@ -76,8 +74,14 @@ class _Rewriting(ModelRewriting):
     def without_axis(self, name: str) -> None:
         """Make the tensor that somebody reads as it was."""
         if name in self.wide and name not in self.plain and name not in self.view.constants:
-            self.nodes.append(_change("Squeeze", self.wide[name], name))
+            self.change("Squeeze", self.wide[name], name)
             self.plain.add(name)
+
+    def change(self, op: str, name: str, result: str, axis: int = ROW) -> None:
+        """Add or remove an axis of one."""
+        if axis not in self.axes:
+            self.axes[axis] = self.constant(f"signals/axis_{axis}", np.array([axis], np.int64))
+        self.nodes.append(helper.make_node(op, [name, self.axes[axis]], [result], name=f"{result}/{op.lower()}"))
 
 
 def signals_as_images(view: ModelView) -> OnnxModel:
@@ -91,16 +95,14 @@ def signals_as_images(view: ModelView) -> OnnxModel:
         if wide:
             found.nodes.append(_widened(node, found))
         elif _puts_channels_last(node, found):
-            found.nodes.extend(_transposed(node, found))
+            _transpose(node, found)
         else:
             for name in view.read_by(node):
                 found.without_axis(name)
             found.nodes.append(node)
     for name in sorted(view.output_names):
         found.without_axis(name)
-    for name, axis in ((AXIS, ROW), (OUTER_AXIS, 1)):
-        found.constant(name, np.array([axis], np.int64))
-    return replace(found.model(), quantised={**view.model.quantised, **found.quantised})
+    return found.model()
 
 
 def _is_convolution(node: onnx.NodeProto, view: ModelView) -> bool:
@@ -190,20 +192,16 @@ def _puts_channels_last(node: onnx.NodeProto, found: _Rewriting) -> bool:
     return signal and list(attribute(node, "perm", [])) == [0, 2, 1]
 
 
-def _transposed(node: onnx.NodeProto, found: _Rewriting) -> tuple[onnx.NodeProto, onnx.NodeProto]:
+def _transpose(node: onnx.NodeProto, found: _Rewriting) -> None:
     """The node as it is for images, which layers with blocks of channels know; its result has no axis."""
     spec = found.view.values[node.output[0]]
-    wide = f"{spec.name}/row"
+    wide = found.free_name(f"{spec.name}/row")
     found.values[wide] = replace(spec, name=wide, shape=(spec.shape[0], 1, *spec.shape[1:]))
     inputs = [found.wide[node.input[0]]]
-    transposition = helper.make_node("Transpose", inputs, [wide], name=node.name, perm=[0, 2, 3, 1])
-    return transposition, helper.make_node("Squeeze", [wide, OUTER_AXIS], list(node.output), name=f"{wide}/squeeze")
+    found.nodes.append(helper.make_node("Transpose", inputs, [wide], name=node.name, perm=[0, 2, 3, 1]))
+    found.change("Squeeze", wide, spec.name, axis=1)
 
 
 def _with_inner_axis(name: str, found: _Rewriting) -> str:
     """A constant of (channels, steps) with the axis between them."""
     return found.constant(f"{name}/inner_row", np.expand_dims(found.view.constants[name], 1))
-
-
-def _change(op: str, name: str, result: str) -> onnx.NodeProto:
-    return helper.make_node(op, [name, AXIS], [result], name=f"{result}/{op.lower()}")

@@ -67,6 +67,18 @@ def test_a_network_of_signals(tmp_path: Path, batch: int) -> None:
     }
 
 
+def test_a_file_may_have_names_that_the_rewriting_takes(tmp_path: Path) -> None:
+    path = signal_net(tmp_path / "net.onnx")
+    model, own = onnx.load(path), {"f": "x/row", "w4": "signals/axis_2", "b4": "signals/axis_2+"}
+    for each in model.graph.initializer:
+        each.name = own.get(each.name, each.name)
+    for each in model.graph.node:
+        for names in (each.input, each.output):
+            names[:] = [own.get(name, name) for name in names]
+    onnx.save(model, path)
+    agrees(path, rng.standard_normal((2, 3, 32)).astype(np.float32), 1e-5)
+
+
 def test_in_bfloat16(tmp_path: Path) -> None:
     x = rng.standard_normal((2, 3, 32)).astype(np.float32)
     agrees(signal_net(tmp_path / "net.onnx"), x, 5e-2, "bf16")
