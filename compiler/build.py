@@ -9,12 +9,13 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from veltair.compiler.dimension_plan import Bounds, DimensionPlan, plan_dimension
+from veltair.compiler.dimension_plan import DimensionPlan, plan_dimension
 from veltair.compiler.embedding.table_storage import TableStorage
 from veltair.compiler.graph.layer_graph import NodeImporter
 from veltair.compiler.joined_buckets import JoinedBuckets
 from veltair.compiler.onnx.bags.bag_inputs import BagRoom
-from veltair.compiler.onnx.fixed_extent import FixedExtent
+from veltair.compiler.onnx.dimensions.fixed_extent import FixedExtent
+from veltair.compiler.onnx.dimensions.given_dimensions import NOTHING_GIVEN, GivenDimensions
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM
 from veltair.compiler.onnx.onnx_model import load_model, parse_model
 from veltair.compiler.phase_dump import PhaseDump
@@ -56,7 +57,7 @@ def compile_model(
     fallback: bool = True,
     output_room: int = OUTPUT_ROOM,
     bag_room: BagRoom | None = None,
-    dimension: Bounds | None = None,
+    dimensions: GivenDimensions = NOTHING_GIVEN,
     progress: Progress | None = None,
     store: RecordStore | None = None,
     cache: KernelCache | None = None,
@@ -84,7 +85,8 @@ def compile_model(
         output_room: elements for each sample of an output whose extents values decide; larger ones are refused when
             the model is served.
         bag_room: ids of a bag, at most, where bags differ in length (`bag_inputs`).
-        dimension: the name of one that the file leaves open beside the batch, and its bounds (`dimension_plan`).
+        dimensions: that the file leaves open: the extents of some, and the bounds of one that queries choose
+            (`dimension_plan`).
         store: tuning records; the shipped ones and the user's by default.
         cache: objects and times of earlier compiles; by default none are used, and none kept.
         dump: a folder for the state after each phase, one text file each.
@@ -101,14 +103,13 @@ def compile_model(
     with ExitStack() as stack:
         scratch = stack.enter_context(ScratchFolder("compile"))
         compiled_file, calibrated = onnx, 0
-        plan = None if dimension is None else _plan(onnx, dimension, output_room, features, fallback=fallback)
+        plan = _plan(onnx, dimensions, output_room, features, fallback=fallback)
         _check_samples(onnx, precision, samples)
         if samples is not None:
             if plan is None:  # otherwise it has read the file
-                _check(onnx, max_batch, output_room, fallback=fallback)
+                _check(onnx, max_batch, output_room, dimensions, fallback=fallback)
             compiled_file, calibrated = calibrate(onnx, samples, scratch, progress)
-            if dimension is not None:
-                plan = _plan(compiled_file, dimension, output_room, features, fallback=fallback)
+            plan = _plan(compiled_file, dimensions, output_room, features, fallback=fallback)
         draft = stack.enter_context(write_artifact(out))
         meter = stack.enter_context(Meter(usable_machine().cores))
 
@@ -121,6 +122,7 @@ def compile_model(
                 alternatives=alternatives,
                 output_room=plan.output_room if plan else output_room,
                 bag_room=bag_room or {},
+                given=dimensions,
                 fixed=fixed,
                 onnx=compiled_file,
                 source=onnx,
@@ -163,16 +165,20 @@ def _check_samples(onnx: Path, precision: Precision, samples: SampleSource | Non
         raise ConfigError(f"{onnx}: computes in floats; int8 needs samples of its inputs (--calibrate DATA.npz)")
 
 
-def _check(onnx: Path, max_batch: int | None, output_room: int, *, fallback: bool) -> None:
+def _check(onnx: Path, max_batch: int | None, output_room: int, dimensions: GivenDimensions, *, fallback: bool) -> None:
     """Raises ModelError for a file that cannot be compiled as it is, or whose own columns would be lost."""
-    model = load_model(onnx, max_batch, fallback=fallback, output_room=output_room)
+    model = load_model(onnx, max_batch, fallback=fallback, output_room=output_room, given=dimensions)
     if model.columns is not None:
         raise ModelError(f"{onnx}: computes feature columns of raw features; calibrate it without these operators")
 
 
-def _plan(onnx: Path, dimension: Bounds, output_room: int, features: Path | None, *, fallback: bool) -> DimensionPlan:
-    """Raises ModelError where the other options forbid it."""
-    plan = plan_dimension(onnx, *dimension, output_room)
+def _plan(
+    onnx: Path, dimensions: GivenDimensions, output_room: int, features: Path | None, *, fallback: bool
+) -> DimensionPlan | None:
+    """None where queries choose no dimension. Raises ModelError where the other options forbid that."""
+    if dimensions.bounds is None:
+        return None
+    plan = plan_dimension(onnx, dimensions, output_room)
     where = f"{onnx}: dimension {plan.dimension.name!r}"
     if features is not None:
         raise ModelError(f"{where}: a model with a feature description has no dimension beside the batch")

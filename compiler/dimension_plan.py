@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import TypeAlias
 
-from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes, open_surplus
+from veltair.compiler.onnx.dimensions.fixed_extent import FixedExtent, open_axes, open_surplus
+from veltair.compiler.onnx.dimensions.given_dimensions import GivenDimensions
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.id_bounds import id_bounds
 from veltair.compiler.onnx.onnx_model import load_model, parse_model
 from veltair.compiler.onnx.position_rules import PaddingShowsError
 from veltair.compiler.padding_proof import prove_padding
-from veltair.errors import ConfigError
 from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
 
-MOST_EXTENT = 1 << 20
-MOST_DIGITS = 20  # of both bounds
 SHORT = (8, 16)  # buckets below the first step
 STEP, LONG_STEP, LONG = 32, 64, 256  # between buckets, and from 256 on
-Bounds: TypeAlias = tuple[str, int, int]  # of a dimension: its name, the least and the greatest extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +26,7 @@ class DimensionPlan:
 
     ::
 
-        plan = plan_dimension(Path("bert.onnx"), "seq", 1, 512)
+        plan = plan_dimension(Path("bert.onnx"), GivenDimensions.of({"seq": (1, 512)}, "dims"))
         plan.dimension.extents  # (512, 448, …)
     """
 
@@ -45,21 +41,22 @@ class DimensionPlan:
         return tuple(FixedExtent(d.name, extent, d.exact, ids=self.ids, last=d.last) for extent in d.extents)
 
 
-def plan_dimension(path: Path, name: str, low: int, high: int, output_room: OutputRoom = OUTPUT_ROOM) -> DimensionPlan:
+def plan_dimension(path: Path, given: GivenDimensions, output_room: OutputRoom = OUTPUT_ROOM) -> DimensionPlan:
     """Buckets where queries may be padded, else one that has room for the largest and whose kernels know the extent.
 
-    Raises ModelError where no input has a dimension of this name, or the model cannot be loaded.
+    Raises ModelError where no input has the dimension that queries choose, or the model cannot be loaded.
     """
-    proto = parse_model(path)
+    name, low, high = given.chosen
+    proto = parse_model(path, given)
     axes, surplus = open_axes(proto, name), open_surplus(proto, name, path)
     fixed = FixedExtent(name, high)
     fixed.fix(proto, path)
     try:
         for input_name, more in surplus.items():
             raise PaddingShowsError(f"{input_name!r} has {name} + {more}, so that no padding fits all inputs")
-        proof = prove_padding(path, name, low, high, axes)
+        proof = prove_padding(path, given, axes)
     except PaddingShowsError as shown:
-        model = load_model(path, fixed=fixed, output_room=output_room)
+        model = load_model(path, fixed=fixed, output_room=output_room, given=given)
         rooms = {port.name: prod(abs(dim) for dim in port.shape) for port in model.outputs}
         rooms |= {name: port.room for name, port in model.sized.items()}
         ids = {port.name: found for port in model.inputs if (found := id_bounds(model, port.name))}
@@ -85,30 +82,3 @@ def bucket_extents(low: int, high: int) -> tuple[int, ...]:
         found.append(extent)
         extent += STEP if extent < LONG else max(LONG_STEP, 1 << (extent.bit_length() - 5))
     return (high, *reversed([each for each in found if low <= each < high]))
-
-
-def parse_bounds(text: str) -> Bounds:
-    """The name and the bounds of a dimension as the command line has it. Raises ConfigError.
-
-    >>> parse_bounds("seq=1..512")
-    ('seq', 1, 512)
-    """
-    name, found, bounds = text.rpartition("=")
-    low, dots, high = bounds.partition("..")
-    digits = low.isascii() and low.isdecimal() and high.isascii() and high.isdecimal()
-    if not (found and name and dots and digits and len(bounds) < MOST_DIGITS):
-        raise ConfigError(f"--dim {text}: expected NAME=LOW..HIGH, as in seq=1..512")
-    return name, int(low), int(high)
-
-
-def checked_dimension(given: Sequence[Bounds], option: str) -> Bounds | None:
-    """The one dimension that was given, if any. Raises ConfigError naming the option."""
-    if len(given) > 1:
-        raise ConfigError(f"{option}: expected one dimension, found {', '.join(name for name, *_ in given)}")
-    for name, low, high in given:
-        if not 1 <= low < high <= MOST_EXTENT:
-            raise ConfigError(
-                f"{option}: {name}: expected bounds from 1 to {MOST_EXTENT}, the first below the second, found "
-                f"{low}..{high}"
-            )
-    return given[0] if given else None

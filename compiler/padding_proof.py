@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from veltair.compiler.causal_zeros import CausalZeros
 from veltair.compiler.onnx.constants import read_names
-from veltair.compiler.onnx.fixed_extent import FixedExtent
+from veltair.compiler.onnx.dimensions.fixed_extent import FixedExtent
+from veltair.compiler.onnx.dimensions.given_dimensions import GivenDimensions
 from veltair.compiler.onnx.folding.opaque_nodes import standard_nodes
 from veltair.compiler.onnx.id_bounds import id_bounds
 from veltair.compiler.onnx.node_evaluation import IR_VERSION
@@ -56,15 +57,15 @@ class PaddingProof:
     last: Mapping[str, bool]  # nodes that have to read the query's last position (`FixedExtent.last`)
 
 
-def prove_padding(path: Path, name: str, low: int, high: int, axes: Mapping[str, tuple[int, ...]]) -> PaddingProof:
+def prove_padding(path: Path, given: GivenDimensions, axes: Mapping[str, tuple[int, ...]]) -> PaddingProof:
     """Raises PaddingShowsError with the reason where padding may show; ModelError for a file that cannot be loaded.
 
-    axes: by input, those that have the dimension `name`, which goes from `low` to `high`.
+    axes: by input, those that have the dimension whose bounds are given.
     """
     last: dict[str, bool] = {}
     while True:
         try:
-            return _prove(path, name, low, high, axes, last)
+            return _prove(path, given, axes, last)
         except LastPositionError as found:
             if found.name in last or len(last) == MOST_LAST:
                 raise
@@ -76,13 +77,14 @@ def prove_padding(path: Path, name: str, low: int, high: int, axes: Mapping[str,
 
 
 def _prove(
-    path: Path, name: str, low: int, high: int, axes: Mapping[str, tuple[int, ...]], last: Mapping[str, bool]
+    path: Path, given: GivenDimensions, axes: Mapping[str, tuple[int, ...]], last: Mapping[str, bool]
 ) -> PaddingProof:
+    name, low, high = given.chosen
     other = min(max(low, 2 * high // 3), high - 1)
     both = (FixedExtent(name, extent, batch=BATCH, last=last) for extent in (high, other))
-    large, small = (load_model(path, fixed=fixed) for fixed in both)
+    large, small = (load_model(path, fixed=fixed, given=given) for fixed in both)
     if last:  # with an open batch, too
-        load_model(path, fixed=FixedExtent(name, high, last=last))
+        load_model(path, fixed=FixedExtent(name, high, last=last), given=given)
     if large.sized or large.columns:
         raise PaddingShowsError("values of its inputs decide the extents of an output, or it computes feature columns")
     batch = max(port.shape[0] for port in large.inputs if port.name in axes)

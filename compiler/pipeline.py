@@ -31,7 +31,8 @@ from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.kernels.fallback.fallback_import import FallbackImporter
 from veltair.compiler.onnx import onnx_model
 from veltair.compiler.onnx.bags.bag_inputs import BagRoom
-from veltair.compiler.onnx.fixed_extent import FixedExtent
+from veltair.compiler.onnx.dimensions.fixed_extent import FixedExtent
+from veltair.compiler.onnx.dimensions.given_dimensions import GivenDimensions
 from veltair.compiler.onnx.folding.sized_outputs import OutputRoom, client_ports
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns import by_operator
@@ -88,10 +89,7 @@ class Lowering:
 class Compilation(Lowering):
     """What all phases work on: the options of a compile, and what the phases have made so far.
 
-    `build.compile_model` makes one, and runs the phases on it::
-
-        for phase in PHASES:
-            phase(compilation)
+    `build.compile_model` makes one, and runs the phases on it: `for phase in PHASES: phase(compilation)`.
     """
 
     onnx: Path  # the file that is compiled
@@ -101,7 +99,8 @@ class Compilation(Lowering):
     max_batch: int | None  # of a dynamic batch; None: as the file says
     output_room: OutputRoom  # elements for each sample of an output whose extents values decide
     bag_room: BagRoom  # ids of a bag where bags differ in length
-    fixed: FixedExtent | None = None  # of a dimension beside the batch that the file leaves open
+    given: GivenDimensions  # what is said of dimensions that the file leaves open
+    fixed: FixedExtent | None = None  # of the one that is left to queries
     description: Path | None  # a feature description
     qos_ns: int | None  # the latency target that was asked for
     trials: int | None  # see `search`
@@ -128,7 +127,13 @@ class Compilation(Lowering):
 def import_model(c: Compilation) -> None:
     """Read the ONNX file, check it, simplify it, and infer every shape."""
     c.model = onnx_model.load_model(
-        c.onnx, c.max_batch, fallback=c.fallback, output_room=c.output_room, fixed=c.fixed, bag_room=c.bag_room
+        c.onnx,
+        c.max_batch,
+        fallback=c.fallback,
+        output_room=c.output_room,
+        fixed=c.fixed,
+        bag_room=c.bag_room,
+        given=c.given,
     )
 
 
@@ -238,6 +243,7 @@ def write_manifest(compilation: Compilation) -> None:
         layers=parts.layers,
         environment=flat_facts(c.environment) | {"timed_since": c.cache.counts.timed_since},
         source_digest=file_digest(c.source),
+        given=c.given.texts,
         calibrated=c.calibrated,
         kernels_digest=file_digest(c.draft / KERNELS),
         weights_digest=parts.weights_digest,

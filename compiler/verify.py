@@ -24,7 +24,8 @@ from veltair.compiler.features.feature_model import FeatureModel, join_features
 from veltair.compiler.features.random_features import RawValues, draw_features
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.recommendation import LookupFamily, LookupParameters
-from veltair.compiler.onnx.fixed_extent import FixedExtent
+from veltair.compiler.onnx.dimensions.fixed_extent import FixedExtent
+from veltair.compiler.onnx.dimensions.given_dimensions import GivenDimensions
 from veltair.compiler.onnx.logits import find_probabilities
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.onnx.onnx_model import load_model as load_onnx
@@ -77,7 +78,8 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Verifi
         whole.add(_verify_bucket(bucket, model, features, fixed), f"{fixed.name} {fixed.extent}")
     rng = np.random.default_rng(SEED)
     reference = ReferenceModel(model, found.manifest, None)
-    activations = find_probabilities(load_onnx(model, found.manifest.max_batch, fixed=buckets[0][1]))
+    given = GivenDimensions.parse(found.manifest.given, str(found.path))
+    activations = find_probabilities(load_onnx(model, found.manifest.max_batch, fixed=buckets[0][1], given=given))
 
     def record(name: str, output: NDArray[Any], expected: NDArray[Any], where: str) -> None:
         whole.record_output(output, expected, f"output {name}, {where}", activations.get(name))
@@ -92,7 +94,8 @@ def _verify_bucket(
     manifest = found.manifest
     rooms = {port.name: port.room for port in manifest.outputs if port.room}
     bags = {each.ids: each.room for each in manifest.ragged}
-    loaded = load_onnx(model, manifest.max_batch, output_room=rooms, fixed=fixed, bag_room=bags)
+    given = GivenDimensions.parse(manifest.given, str(found.path))
+    loaded = load_onnx(model, manifest.max_batch, output_room=rooms, fixed=fixed, bag_room=bags, given=given)
     described = load_features(features) if features else None
     with ScratchFolder("verify") as folder:
         kept = TableStorage(manifest.tables, folder)

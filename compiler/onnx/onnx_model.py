@@ -6,7 +6,6 @@ constants that only Gather reads) never pass through it: they stay mapped from t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +21,9 @@ from veltair.compiler.onnx.allowed_operators import STANDARD, check_operator_dom
 from veltair.compiler.onnx.bags.bag_inputs import BagRoom, give_bags_rows
 from veltair.compiler.onnx.branches import tensors_of_sequences
 from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables, state_constants
-from veltair.compiler.onnx.fixed_extent import FixedExtent, open_axes, open_surplus
+from veltair.compiler.onnx.dimensions.batch import greatest_batch, has_open_batch
+from veltair.compiler.onnx.dimensions.fixed_extent import FixedExtent, open_axes, open_surplus
+from veltair.compiler.onnx.dimensions.given_dimensions import NOTHING_GIVEN, GivenDimensions
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
@@ -51,7 +52,6 @@ from veltair.types import TensorSpec
 IR_VERSION = 13  # the newest that ONNX Runtime reads
 NEWEST_OPSET = 26  # likewise
 OPSET = 17  # older models are converted up to it
-MAX_BATCH = 32  # the limit of a dynamic batch where neither the caller nor the model states one
 PORT_TYPES = {"float32", "float64", "float16", "bool", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64))}
 RUN_ELSEWHERE = frozenset({"ai.onnx.ml", "com.microsoft"})  # domains that ONNX Runtime has beside standard ONNX
 PROTOBUF_BYTES = 2**31 - 1
@@ -102,18 +102,20 @@ def load_model(
     output_room: OutputRoom = OUTPUT_ROOM,
     fixed: FixedExtent | None = None,
     bag_room: BagRoom | None = None,
+    given: GivenDimensions = NOTHING_GIVEN,
 ) -> OnnxModel:
     """Read, check and simplify a model.
 
     max_batch: limits a symbolic first dimension, and has no effect on models without one.
     fallback: whether ONNX Runtime may run nodes whose shapes cannot be told.
     output_room: elements for each sample of an output whose extents values decide.
-    fixed: the extent of a dimension beside the batch that the file leaves open.
+    fixed: the extent of the dimension that `given` leaves to queries.
     bag_room: ids of a bag, at most, by the input that holds them; of "" for all others.
+    given: what is said of dimensions that the file leaves open.
 
     Only a temporary folder is written. Raises ModelError, which names the tensor or node and what was expected.
     """
-    proto = parse_model(path)
+    proto = parse_model(path, given)
     axes = open_axes(proto, fixed.name) if fixed else {}
     surplus = open_surplus(proto, fixed.name, path) if fixed else {}
     if fixed:
@@ -137,13 +139,13 @@ def load_model(
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     with ScratchFolder("import") as folder, bounded_memory(held, path):
         tables = extract_tables(proto, path, folder)
-        dynamic = _is_dynamic(proto, path)
+        dynamic = has_open_batch(proto, path)
         proto = up_to_date(proto, path, folder)
         if fixed:
             fixed.cut_inputs(proto, axes, surplus)
             fixed.read_last(proto, axes, path)
         put_steps_first(proto.graph)
-        limit = _max_batch(metadata, max_batch, path) if dynamic else 1
+        limit = greatest_batch(metadata, max_batch, path) if dynamic else 1
         _check_sizes(proto, limit, held, path)
         simple, constants = simplify_model(proto, path, folder)
         check_loops(simple.graph, path)
@@ -193,8 +195,8 @@ def _check_sizes(proto: onnx.ModelProto, batch: int, held: int, path: Path) -> N
         check_sizes(proto, infer_shapes(proto, batch, path, values_too=values_too), held, path)
 
 
-def parse_model(path: Path) -> onnx.ModelProto:
-    """The protobuf of a file; external data is not read yet. Raises ModelError."""
+def parse_model(path: Path, given: GivenDimensions = NOTHING_GIVEN) -> onnx.ModelProto:
+    """The protobuf of a file, with given extents; external data is not read yet. Raises ModelError."""
     try:
         size = path.stat().st_size
         if not path.is_file():
@@ -217,6 +219,7 @@ def parse_model(path: Path) -> onnx.ModelProto:
     sort_nodes(graph, path)
     state_constants(graph)
     give_tensors(proto, path)
+    given.apply(proto, path)
     return proto
 
 
@@ -266,35 +269,3 @@ def _call_older(proto: onnx.ModelProto, version: int) -> None:
         for entry in proto.opset_import:
             if entry.domain in STANDARD:
                 entry.version = NEWEST_OPSET
-
-
-def _is_dynamic(proto: onnx.ModelProto, path: Path) -> bool:
-    """Whether some input's first dimension is symbolic. No other dimension may be."""
-    dynamic = False
-    for value in proto.graph.input:
-        where = f"{path}: input {value.name!r}"
-        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
-            raise ModelError(f"{where} is not a tensor with a shape")
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if dim.HasField("dim_value"):
-                if dim.dim_value < 0:
-                    raise ModelError(f"{where}: dimension {axis} is {dim.dim_value}; expected a size, or a name")
-            elif axis:
-                raise ModelError(
-                    f"{where}: dimension {axis} is symbolic ({dim.dim_param or 'without a name'}); only the first may "
-                    "be, and one whose bounds are given (--dim NAME=LOW..HIGH)"
-                )
-            else:
-                dynamic = True
-    return dynamic
-
-
-def _max_batch(metadata: Mapping[str, str], asked: int | None, path: Path) -> int:
-    if asked is not None and asked < 1:
-        raise ModelError(f"{path}: expected a greatest batch of at least 1, got {asked}")
-    if asked is not None:
-        return asked
-    stated = metadata.get("veltair.max_batch", str(MAX_BATCH))
-    if not re.fullmatch(r"[1-9][0-9]{0,8}", stated):
-        raise ModelError(f"{path}: metadata veltair.max_batch is {stated!r}; expected a whole number of at least 1")
-    return int(stated)

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from veltair.compiler.onnx.fixed_extent import PLACE
+from veltair.compiler.onnx.dimensions.fixed_extent import PLACE
 from veltair.compiler.onnx.folding.element_wise import ELEMENT_WISE
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.onnx_model import OnnxModel

@@ -187,6 +187,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tables_error: float = 0.0  # the greatest of a number in them, over the largest magnitude in its table
     columns_digest: str = ""  # of the file with the feature columns; none where the model has no columns
     answer: ExpectedAnswer | None = None  # null: compiled by a version that kept none, so that nothing is compared
+    given: tuple[str, ...] = ()  # what was said of dimensions that the file leaves open, as `compile --dim` takes it
     dimension: DynamicDimension | None = None  # the one that queries choose beside the batch
     ragged: tuple[RaggedInput, ...] = ()  # how clients give some of the inputs: as bags that differ in length
     buckets: tuple[Manifest, ...] = ()  # the model at the smaller extents of `dimension`; this manifest has the largest

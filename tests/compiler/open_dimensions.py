@@ -12,7 +12,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from veltair.compiler.dimension_plan import plan_dimension
+from veltair.compiler.dimension_plan import DimensionPlan, plan_dimension
+from veltair.compiler.onnx.dimensions.given_dimensions import GivenDimensions
 from veltair.profiles.artifact.dynamic_dimension import DynamicDimension
 
 node = helper.make_node
@@ -225,9 +226,14 @@ def saved(proto: onnx.ModelProto, folder: Path) -> Path:
     return path
 
 
+def plan_bounds(path: Path, name: str, low: int, high: int) -> DimensionPlan:
+    """The plan where queries choose the dimension."""
+    return plan_dimension(path, GivenDimensions(bounds=(name, low, high)))
+
+
 def check_padding(path: Path) -> DynamicDimension:
     """Whether causal text pads, and padded gives at each extent what it gives as it is. Returns how it is padded."""
-    found = plan_dimension(path, "seq", 1, LONGEST).dimension
+    found = plan_bounds(path, "seq", 1, LONGEST).dimension
     assert (found.exact, found.reason) == (False, "")
     session, rng = ort.InferenceSession(str(path)), np.random.default_rng(3)
     for extent in range(1, LONGEST + 1):

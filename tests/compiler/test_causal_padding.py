@@ -10,11 +10,10 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto
-from open_dimensions import HIDDEN, LAST, LONGEST, causal_text, check_padding, constant, model, node, saved
+from open_dimensions import HIDDEN, LAST, LONGEST, causal_text, check_padding, constant, model, node, plan_bounds, saved
 
 from veltair.compiler.causal_zeros import CausalZeros
-from veltair.compiler.dimension_plan import plan_dimension
-from veltair.compiler.onnx.fixed_extent import FixedExtent
+from veltair.compiler.onnx.dimensions.fixed_extent import FixedExtent
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.onnx.position_rules import Positions
 
@@ -185,13 +184,13 @@ def test_an_attention_operator_pads_where_it_is_causal(causal: int, tmp_path: Pa
     proto = model(nodes, *ports, [words])
     proto.opset_import[0].version = 23
     proto.ir_version = 11
-    assert plan_dimension(saved(proto, tmp_path), "seq", 1, LONGEST).dimension.exact == (not causal)
+    assert plan_bounds(saved(proto, tmp_path), "seq", 1, LONGEST).dimension.exact == (not causal)
 
 
 @pytest.mark.parametrize("name", LASTS)
 def test_the_last_position_is_that_of_each_sample(name: str, tmp_path: Path) -> None:
     path = saved(LASTS[name], tmp_path)
-    plan = plan_dimension(path, "seq", 1, LONGEST)
+    plan = plan_bounds(path, "seq", 1, LONGEST)
     assert not plan.dimension.exact and plan.dimension.last
     loaded = load_model(path, fixed=plan.fixed[0])
     assert loaded.mergeable and loaded.inputs[-1].shape == (-1,)
@@ -202,7 +201,7 @@ def test_the_last_position_is_that_of_each_sample(name: str, tmp_path: Path) -> 
 def test_what_sees_padding_is_left_as_it_is(name: str, tmp_path: Path) -> None:
     path = saved(SHOWS[name], tmp_path)
     ort.InferenceSession(str(path))  # a model that is none would be refused as well
-    found = plan_dimension(path, "seq", 1, LONGEST).dimension
+    found = plan_bounds(path, "seq", 1, LONGEST).dimension
     assert found.exact and found.reason and found.extents == (LONGEST,)
 
 
@@ -221,15 +220,15 @@ def test_a_mask_beside_the_triangle(guarded: bool, tmp_path: Path) -> None:
     guard = [node("IsNaN", ["weights"], ["no"]), node("Where", ["no", "nothing", "weights"], ["sure"])]
     proto = causal_text(masked, behind=[*guard, node("MatMul", ["sure", "h"], ["y"])])
     proto.graph.input.append(onnx.helper.make_tensor_value_info("mask", TensorProto.INT64, ["batch", "seq"]))
-    found = plan_dimension(saved(proto, tmp_path), "seq", 1, LONGEST).dimension
+    found = plan_bounds(saved(proto, tmp_path), "seq", 1, LONGEST).dimension
     assert (found.exact, found.masks) == (not guarded, ("mask",) if guarded else ())
 
 
 def test_a_beginning_that_every_query_has_may_see_all_of_itself(tmp_path: Path) -> None:
     path = saved(SHOWS["a beginning that sees all of itself"], tmp_path)
-    assert [plan_dimension(path, "seq", low, LONGEST).dimension.exact for low in (2, 3)] == [True, False]
+    assert [plan_bounds(path, "seq", low, LONGEST).dimension.exact for low in (2, 3)] == [True, False]
     path = saved(SHOWS["one position ahead"], tmp_path)
-    assert plan_dimension(path, "seq", 3, LONGEST).dimension.exact
+    assert plan_bounds(path, "seq", 3, LONGEST).dimension.exact
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from open_dimensions import constant, model, node, text, weight
+from open_dimensions import constant, model, node, plan_bounds, text, weight
 
-from veltair.compiler.dimension_plan import bucket_extents, checked_dimension, parse_bounds, plan_dimension
+from veltair.compiler.dimension_plan import bucket_extents
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
-from veltair.errors import ConfigError, ModelError
+from veltair.errors import ModelError
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 LOW, HIGH = 1, 9
@@ -23,7 +23,7 @@ LOW, HIGH = 1, 9
 def plan(proto: onnx.ModelProto, tmp_path: Path, name: str = "seq") -> Any:
     path = tmp_path / "open.onnx"
     onnx.save(proto, str(path))
-    return plan_dimension(path, name, LOW, HIGH).dimension
+    return plan_bounds(path, name, LOW, HIGH).dimension
 
 
 def of_floats(*nodes: onnx.NodeProto, out: list[Any], constants: Any = (), mask: bool = False) -> onnx.ModelProto:
@@ -151,23 +151,6 @@ def test_a_dimension_that_is_not_there(tmp_path: Path) -> None:
         plan(text(), tmp_path, "length")
 
 
-@pytest.mark.parametrize("given", ["seq", "seq=3", "=1..2", "seq=a..b", "seq=1..", "seq=1..²"])
-def test_bounds_that_are_none(given: str) -> None:
-    with pytest.raises(ConfigError, match=r"expected NAME=LOW\.\.HIGH"):
-        parse_bounds(given)
-
-
-@pytest.mark.parametrize("bounds", [(0, 4), (4, 4), (5, 4), (1, 1 << 21)])
-def test_bounds_out_of_order(bounds: tuple[int, int]) -> None:
-    with pytest.raises(ConfigError, match="the first below the second"):
-        checked_dimension([("seq", *bounds)], "--dim")
-
-
-def test_one_dimension_alone() -> None:
-    with pytest.raises(ConfigError, match="expected one dimension, found a, b"):
-        checked_dimension([("a", 1, 2), ("b", 1, 2)], "--dim")
-
-
 @pytest.mark.parametrize(("low", "high"), [(1, 512), (1, 1000), (20, 300), (7, 9), (1, 2)])
 def test_every_multiple_of_32_is_near_a_bucket(low: int, high: int) -> None:
     extents = bucket_extents(low, high)
@@ -193,7 +176,7 @@ def test_a_table_of_bytes_is_taken_as_it_is_where_nothing_is_padded(tmp_path: Pa
     )
     path = tmp_path / "net.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    plan = plan_dimension(path, "seq", 2, 9)
+    plan = plan_bounds(path, "seq", 2, 9)
     assert plan.dimension.exact
     loaded = load_model(path, 3, fixed=plan.fixed[0], output_room=plan.output_room)
     assert [layer.op for layer in lower(loaded, "fp32").layers] == ["onnxruntime"]

@@ -7,9 +7,7 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto
-from open_dimensions import LONGEST, causal_text, check_padding, node, saved
-
-from veltair.compiler.dimension_plan import plan_dimension
+from open_dimensions import LONGEST, causal_text, check_padding, node, plan_bounds, saved
 
 SEEN = node("LessOrEqual", ["column", "row"], ["seen"])
 FROM_THE_END = [
@@ -74,5 +72,5 @@ def test_what_the_extent_adds_to_all_scores_does_not_show(name: str, tmp_path: P
 def test_what_sees_the_extent_is_left_as_it_is(name: str, tmp_path: Path) -> None:
     path = saved(SHOWS[name], tmp_path)
     ort.InferenceSession(str(path))
-    found = plan_dimension(path, "seq", 1, LONGEST).dimension
+    found = plan_bounds(path, "seq", 1, LONGEST).dimension
     assert found.exact and found.reason

@@ -55,6 +55,7 @@ def measure_accuracy(artifact: Artifact | str | Path, model: str | Path, samples
     """
     import onnxruntime as ort
 
+    from veltair.compiler.onnx.dimensions.given_dimensions import GivenDimensions
     from veltair.compiler.onnx.onnx_model import load_model, parse_model  # loads TVM's compiler
     from veltair.compiler.onnx.scikit_learn.session_answers import SessionAnswers
     from veltair.compiler.quantisation.samples import model_inputs, read_samples
@@ -63,7 +64,8 @@ def measure_accuracy(artifact: Artifact | str | Path, model: str | Path, samples
     with load(artifact) as ours:
         manifest = ours.artifact.manifest
         if manifest.dimension is None:
-            load_model(path, manifest.max_batch)  # refuses what is unsafe to run
+            given = GivenDimensions.parse(manifest.given, str(ours.artifact.path))
+            load_model(path, manifest.max_batch, given=given)  # refuses what is unsafe to run
         inputs = model_inputs(parse_model(path).graph)
         if {each.name for each in inputs} != {port.name for port in manifest.client_inputs}:
             takes, wants = (", ".join(sorted(p.name for p in ports)) for ports in (inputs, manifest.client_inputs))

@@ -35,7 +35,7 @@ def compile(
     calibrate: SampleSource | None = None,
     isa: str | None = None,
     max_batch: int | None = None,
-    dims: Mapping[str, tuple[int, int]] | None = None,
+    dims: Mapping[str, int | tuple[int, int]] | None = None,
     features: str | Path | None = None,
     tables: Storage = "fp32",
     levels: LevelSource = "measured",
@@ -64,7 +64,8 @@ def compile(
         calibrate: for a float model in `precision="int8"`, samples of its inputs: arrays by name, or an .npz file of
             them. Their first dimension counts samples; a hundred typical ones are enough for most models.
         max_batch: the greatest of a dynamic batch.
-        dims: the bounds of a dimension beside the batch that the model leaves open, by its name: `{"seq": (1, 512)}`.
+        dims: of dimensions that the model leaves open, by their names, extents and the bounds of the one that queries
+            choose beside the batch: `{"height": 640, "seq": (1, 512)}`; see `veltair compile --dim`.
         features: a description of raw features (docs/features.md).
         fallback: whether ONNX Runtime may run what nothing of veltair computes.
         output_room: elements for each sample of an output whose extents the values of the inputs decide; default 65536.
@@ -78,8 +79,8 @@ def compile(
     and other UserErrors for a fault of the input.
     """
     from veltair.compiler.build import compile_model  # loads TVM's compiler: half a second
-    from veltair.compiler.dimension_plan import checked_dimension
     from veltair.compiler.onnx.bags.bag_inputs import checked_bag_room
+    from veltair.compiler.onnx.dimensions.given_dimensions import GivenDimensions
     from veltair.compiler.onnx.folding.sized_outputs import checked_room
     from veltair.compiler.tuning.kernel_cache import KernelCache
 
@@ -103,7 +104,7 @@ def compile(
             fallback=fallback,
             output_room=checked_room(output_room, "output_room"),
             bag_room=checked_bag_room({"": bag_room} if isinstance(bag_room, int) else bag_room or {}, "bag_room"),
-            dimension=checked_dimension([(name, *bounds) for name, bounds in (dims or {}).items()], "dims"),
+            dimensions=GivenDimensions.of(dims or {}, "dims"),
             cache=KernelCache(CacheFolder(cache_path()) if cache else None, fresh_timings=fresh_timings or fresh),
             progress=None if progress is None else ReportedProgress(progress),
         )

@@ -89,8 +89,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dim",
         action="append",
         default=[],
-        metavar="NAME=LOW..HIGH",
-        help="the bounds of a dimension beside the batch that the file leaves open, as seq=1..512",
+        metavar="NAME=EXTENT|LOW..HIGH",
+        help="of a dimension that the file leaves open, the extent, as height=640, or for one beside the batch the "
+        "bounds within which each query chooses it, as seq=1..512; INPUT:AXIS where it has no name; NAME,NAME=… where "
+        "it has several",
     )
     parser.add_argument(
         "--levels",
@@ -172,14 +174,14 @@ def _check(args: argparse.Namespace) -> None:
 
 def _compile(args: argparse.Namespace, cache: KernelCache) -> Artifact:
     from veltair.compiler.build import compile_model
-    from veltair.compiler.dimension_plan import checked_dimension, parse_bounds
     from veltair.compiler.onnx.bags.bag_inputs import checked_bag_room, parse_bag_room
+    from veltair.compiler.onnx.dimensions.given_dimensions import GivenDimensions
     from veltair.compiler.onnx.folding.sized_outputs import checked_room
     from veltair.compiler.onnx.tensorflow.saved_model import as_onnx
 
     bag_room = checked_bag_room(dict(parse_bag_room(text) for text in args.bag_room), "--bag-room")
     room = checked_room(args.output_room, "--output-room")
-    dimension = checked_dimension([parse_bounds(text) for text in args.dim], "--dim")
+    dimensions = GivenDimensions.parse(args.dim, "--dim")
     with as_onnx(args.model, args.tensorflow_python) as onnx, _progress(as_json=args.json) as progress:
         return compile_model(
             onnx,
@@ -198,7 +200,7 @@ def _compile(args: argparse.Namespace, cache: KernelCache) -> Artifact:
             fallback=not args.no_fallback,
             output_room=room,
             bag_room=bag_room,
-            dimension=dimension,
+            dimensions=dimensions,
             cache=cache,
             progress=progress,
             dump=args.dump,

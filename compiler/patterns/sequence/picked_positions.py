@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import onnx
 
 from veltair.compiler.graph.model_view import ModelView
-from veltair.compiler.onnx.fixed_extent import PLACE
+from veltair.compiler.onnx.dimensions.fixed_extent import PLACE
 from veltair.compiler.onnx.folding.opaque_nodes import is_opaque
 from veltair.compiler.onnx.node_attributes import attribute, reduced_axes
 from veltair.compiler.onnx.onnx_model import OnnxModel

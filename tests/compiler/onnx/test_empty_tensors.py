@@ -70,11 +70,6 @@ def test_an_output_without_elements_is_refused(tmp_path: Path) -> None:
         lower(load_model(saved(tmp_path, proto)), "fp32")
 
 
-def test_a_negative_size_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="input 'x': dimension 1 is -4; expected a size, or a name"):
-        load_model(saved(tmp_path, model([node("Relu", "x", "y")], [port("x", ["n", -4])], [port("y", None)], [])))
-
-
 def test_a_convolution_of_other_channels_than_its_weights_is_refused(tmp_path: Path) -> None:
     weights = numpy_helper.from_array(np.ones((4, 1, 3, 3), np.float32), "w")
     proto = model([node("Conv", "x w", "y", group=3)], [port("x", [1, 4, 5, 5])], [port("y", None)], [weights])

@@ -15,7 +15,8 @@ from onnx_protos import I64, external, model, node, port, rebuilt, run, saved
 from run_kernels import run_graph
 
 from veltair.compiler.onnx.constants import TABLE_BYTES
-from veltair.compiler.onnx.onnx_model import MAX_BATCH, load_model
+from veltair.compiler.onnx.dimensions.batch import MAX_BATCH
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
 from veltair.zoo.recommendation.dlrm import DlrmShape
 from veltair.zoo.registry import write

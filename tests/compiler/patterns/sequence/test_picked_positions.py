@@ -10,10 +10,9 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from open_dimensions import HIDDEN, causal_text
+from open_dimensions import HIDDEN, causal_text, plan_bounds
 from run_kernels import run_graph
 
-from veltair.compiler.dimension_plan import plan_dimension
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.patterns.sequence.picked_positions import pick_positions_first
@@ -163,7 +162,7 @@ def test_the_last_position_of_each_query_of_an_open_length(tmp_path: Path) -> No
     pool = [node("MatMul", ["tokens", "square_weight"], ["t"]), node("Gather", ["t", "minus_one"], ["y"], axis=1)]
     path = tmp_path / "net.onnx"
     onnx.save(causal_text(pool=pool, shape=("batch", HIDDEN)), path)
-    plan = plan_dimension(path, "seq", 1, 8)
+    plan = plan_bounds(path, "seq", 1, 8)
     assert not plan.dimension.exact
     loaded = load_model(path, 4, fixed=plan.fixed[0])
     assert pick_positions_first(ModelView(loaded, "fp32")) is not loaded

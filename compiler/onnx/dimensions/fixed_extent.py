@@ -50,10 +50,8 @@ class FixedExtent:
     def fix(self, proto: onnx.ModelProto, path: Path) -> None:
         """Give the inputs the extent. Raises ModelError where no input has the dimension, or one has it twice and is to
         be exact."""
+        require_dimension(proto, self.name, path)
         axes = open_axes(proto, self.name)
-        if not axes:
-            known = ", ".join(repr(name) for name in open_names(proto)) or "none"
-            raise ModelError(f"{path}: no input has a dimension {self.name!r}; symbolic dimensions: {known}")
         surplus = open_surplus(proto, self.name, path)
         for value in proto.graph.input:
             for axis, dim in enumerate(value.type.tensor_type.shape.dim):
@@ -64,7 +62,7 @@ class FixedExtent:
         if not self.exact:
             for value in proto.graph.output:
                 for dim in value.type.tensor_type.shape.dim:
-                    more = _surplus(dim.dim_param, self.name)
+                    more = surplus_over(dim.dim_param, self.name)
                     if more is not None:
                         dim.dim_value = self.extent + more
         del proto.graph.value_info[:]  # what it says of shapes holds for any extent, and is inferred again
@@ -141,11 +139,18 @@ def _cut(name: str, cut: str, axes: tuple[int, ...], more: int) -> Iterator[onnx
 def open_axes(proto: onnx.ModelProto, name: str) -> dict[str, tuple[int, ...]]:
     """The axes of each input that have the dimension of this name, or a number more than it."""
     found = {}
-    for value in _inputs(proto):
-        axes = tuple(axis for axis, dim in _open_dims(value) if _surplus(dim, name) is not None)
+    for value in inputs_of(proto):
+        axes = tuple(axis for axis, dim in _open_dims(value) if surplus_over(dim, name) is not None)
         if axes:
             found[value.name] = axes
     return found
+
+
+def require_dimension(proto: onnx.ModelProto, name: str, path: Path) -> None:
+    """Raises ModelError where no input has a dimension of this name."""
+    if not open_axes(proto, name):
+        known = ", ".join(repr(name) for name in open_names(proto)) or "none"
+        raise ModelError(f"{path}: no input has a dimension {name!r}; symbolic dimensions: {known}")
 
 
 def open_surplus(proto: onnx.ModelProto, name: str, path: Path) -> dict[str, int]:
@@ -154,8 +159,8 @@ def open_surplus(proto: onnx.ModelProto, name: str, path: Path) -> dict[str, int
     Raises ModelError where that differs between the axes of an input.
     """
     found = {}
-    for value in _inputs(proto):
-        more = {each for _, dim in _open_dims(value) if (each := _surplus(dim, name)) is not None}
+    for value in inputs_of(proto):
+        more = {each for _, dim in _open_dims(value) if (each := surplus_over(dim, name)) is not None}
         if len(more) > 1:
             raise ModelError(f"{path}: input {value.name!r} has the dimension {name!r} in several lengths")
         if more - {0}:
@@ -163,11 +168,11 @@ def open_surplus(proto: onnx.ModelProto, name: str, path: Path) -> dict[str, int
     return found
 
 
-def _surplus(text: str, name: str) -> int | None:
+def surplus_over(text: str, name: str) -> int | None:
     """What a symbolic dimension is more than the one of this name; None where it is another one.
 
-    >>> _surplus("past", "past"), _surplus("past + 1", "past"), _surplus("2+past", "past"), _surplus("past2", "past")
-    (0, 1, 2, None)
+    >>> [surplus_over(text, "past") for text in ("past", "past + 1", "2+past", "past2")]
+    [0, 1, 2, None]
     """
     if text == name:
         return 0
@@ -183,11 +188,12 @@ def _open_dims(value: onnx.ValueInfoProto) -> Iterator[tuple[int, str]]:
 
 def open_names(proto: onnx.ModelProto) -> list[str]:
     """The names of the inputs' symbolic dimensions."""
-    dims = (dim for value in _inputs(proto) for dim in value.type.tensor_type.shape.dim)
+    dims = (dim for value in inputs_of(proto) for dim in value.type.tensor_type.shape.dim)
     return list(dict.fromkeys(dim.dim_param for dim in dims if dim.dim_param))
 
 
-def _inputs(proto: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+def inputs_of(proto: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+    """What a file expects: its inputs that are no constants."""
     constants = {tensor.name for tensor in proto.graph.initializer}
     for value in proto.graph.input:
         if value.name not in constants:
