@@ -84,7 +84,7 @@ def load_at_once(
     settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": requests, "NUM_STREAMS": requests}
     if precision == "fp32":
         settings["INFERENCE_PRECISION_HINT"] = "f32"
-    compiled = ov.Core().compile_model(str(model), "CPU", settings)
+    compiled = ov.Core().compile_model(engine_process.openvino_network(model, feeds), "CPU", settings)
     return [partial(compiled.create_infer_request().infer, feeds) for _ in range(requests)]
 
 

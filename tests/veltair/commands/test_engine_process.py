@@ -9,7 +9,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from veltair.commands.timing.engine_process import draw_input, fastest_versions, peer_feeds, read_onnx_inputs
+from veltair.commands.timing.engine_process import (
+    draw_input,
+    fastest_versions,
+    named_extents,
+    openvino_network,
+    peer_feeds,
+    read_onnx_inputs,
+)
 from veltair.errors import ModelError
 from veltair.profiles.artifact.manifest import PackedLocation, Port
 from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile
@@ -49,6 +56,13 @@ def test_peers_get_the_same_values_and_ready_made_ones_for_what_features_become(
     assert feeds["ids"] is ids
     assert feeds["s"].tolist() == ["a", "b;c", "", "7"]
     assert feeds["x"].shape == (4, 3) and feeds["x"].dtype == np.float32 and feeds["x"].all()
+
+
+def test_peers_know_the_extents_that_a_file_leaves_open(model: Path) -> None:
+    feeds = peer_feeds(model, {"ids": np.zeros((4, 2), np.int64), "s": np.array([[b""]] * 4, object)}, 4)
+    assert named_extents(model, feeds) == {"n": 4}
+    network = openvino_network(model, feeds)
+    assert {port.any_name: tuple(port.shape) for port in network.inputs} == {"x": (4, 3), "ids": (4, 2), "s": (4,)}
 
 
 def test_only_onnx_has_inputs(model: Path) -> None:

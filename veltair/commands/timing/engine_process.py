@@ -104,12 +104,14 @@ def load_veltair(
 
 
 def load_onnxruntime(model: Path, feeds: Feeds, threads: int) -> Callable[[], object]:
-    """A run of the model by ONNX Runtime."""
+    """A run of the model by ONNX Runtime, which knows the extents of the inputs when it plans."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    for name, extent in named_extents(model, feeds).items():
+        options.add_free_dimension_override_by_name(name, extent)
     session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     return lambda: session.run(None, feeds)
 
@@ -121,8 +123,31 @@ def load_openvino(model: Path, feeds: Feeds, threads: int, precision: str) -> Ca
     settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
     if precision == "fp32":
         settings["INFERENCE_PRECISION_HINT"] = "f32"
-    request = ov.Core().compile_model(str(model), "CPU", settings).create_infer_request()
+    request = ov.Core().compile_model(openvino_network(model, feeds), "CPU", settings).create_infer_request()
     return lambda: request.infer(feeds)
+
+
+def openvino_network(model: Path, feeds: Feeds) -> Any:
+    """The `openvino.Model` of the inputs' shapes: with open ones it takes up to 1.4 times as long."""
+    import openvino as ov
+
+    network = ov.Core().read_model(str(model))
+    network.reshape({port.any_name: list(feeds[port.any_name].shape) for port in network.inputs})
+    return network
+
+
+def named_extents(model: Path, feeds: Feeds) -> dict[str, int]:
+    """The extents of the dimensions that an ONNX file leaves open, by their names."""
+    import onnx
+
+    inputs = onnx.load(str(model), load_external_data=False).graph.input
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in inputs if value.name in feeds}
+    return {
+        dim.dim_param: extent
+        for name, dims in shapes.items()
+        for dim, extent in zip(dims, feeds[name].shape, strict=True)
+        if dim.dim_param
+    }
 
 
 def time_turn(run: Callable[[], object]) -> float:
