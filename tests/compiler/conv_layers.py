@@ -45,6 +45,17 @@ def convolution(
     return LayerSpec("c", "conv2d", (x, r) if residual else (x,), (y,), weights, 0, parameters=parameters)
 
 
+def windowed(spec: LayerSpec, *windows: tuple[int, int, int, int]) -> LayerSpec:
+    """The same with zeros outside a window of taps for each share of the output channels."""
+    weight = np.zeros_like(spec.weights["weight"])
+    parts = zip(np.split(weight, len(windows)), np.split(spec.weights["weight"], len(windows)), windows, strict=True)
+    for part, given, (row, column, rows, columns) in parts:
+        at = (..., slice(row, row + rows), slice(column, column + columns))
+        part[at] = given[at]
+    parameters = replace(spec.parameters_as(Conv2dParameters), windows=windows)
+    return replace(spec, weights={**spec.weights, "weight": weight}, parameters=parameters)
+
+
 def depthwise(channels: int, size: Size, kernel: int, dtype: str, **more: Any) -> LayerSpec:
     spec = convolution((channels, channels), size, kernel, residual=True, **more)
     block = 16 if dtype == "float32" else 32

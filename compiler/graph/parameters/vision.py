@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 from veltair.compiler.graph.parameters.base import LayerParameters
+
+Windows: TypeAlias = tuple[tuple[int, int, int, int], ...]  # of taps: first row, first column, rows, columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,18 @@ class Conv2dParameters(LayerParameters):
     groups: int = 1  # a depthwise convolution leaves it at 1
     shuffled: bool = False  # output channels are stored after a channel shuffle: the first ones of all groups, …
     pooled: tuple[int, int] | None = None  # rows and columns before a maximum pool over 2 x 2, where one is part of it
+    windows: Windows = ()  # of equal shares of the output channels: the taps that are other than zero; all, if empty
+
+
+def window_share(windows: Windows, kernel: tuple[int, int]) -> float:
+    """The part of the taps that lie in windows.
+
+    >>> window_share(((0, 0, 2, 2), (0, 1, 2, 2)), (2, 4)), window_share((), (3, 3))
+    (0.5, 1.0)
+    """
+    if not windows:
+        return 1.0
+    return sum(rows * columns for _, _, rows, columns in windows) / (len(windows) * kernel[0] * kernel[1])
 
 
 class PoolKind(StrEnum):

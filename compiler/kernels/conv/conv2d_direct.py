@@ -6,6 +6,8 @@ Each input value, or pair of neighbouring channels, is broadcast against the wei
 The weights of a group, its panel, are read once for each tile of the task. Meanwhile the next group's panel is
 prefetched, a share with each tile, so that weights that come from memory come at an even rate.
 
+Where channels read a window of the taps each, as the phases of a transposed convolution do, a panel has its own alone.
+
 Most taps of a filter that is dilated as wide as the image read padding. A tile leaves out those that do so for all of
 its outputs.
 
@@ -33,11 +35,12 @@ from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.conv.conv_algorithm import ConvAlgorithm
 from veltair.compiler.kernels.conv.conv_geometry import (
     ConvGeometry,
+    chosen,
     fitting_group_sizes,
     skips_padding,
     where_present,
 )
-from veltair.compiler.kernels.conv.conv_weights import InputRange, fold_columns, folds_columns, input_range
+from veltair.compiler.kernels.conv.conv_weights import InputRange, fold_columns, folds_columns, in_windows, input_range
 from veltair.compiler.kernels.conv.register_tiles import (
     UNROLL,
     StripTile,
@@ -60,7 +63,9 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
     oh, ow = spec.outputs[0].shape[2:]
     blocks = -(-spec.outputs[0].shape[1] // LANES)
     each, pooled = registers_per_vector(features), sums_per_output(spec)
-    sizes = [c for c in ((4, 2, 3, 1) if each == 1 else (1, 2)) if max_tile_outputs(c, features)]
+    share = blocks // max(len(spec.parameters_as(Conv2dParameters).windows), 1)  # of one window
+    fitting = [c for c in ((4, 2, 3, 1) if each == 1 else (1, 2)) if max_tile_outputs(c, features)]
+    sizes = [c for c in fitting if share == blocks or share % c == 0]
     found: list[tuple[float, Point]] = []
     for channels in fitting_group_sizes(blocks, sizes):
         most = max_tile_outputs(channels, features) // pooled
@@ -136,6 +141,8 @@ class _DirectConvolution:
         panels, reads = _pack_panels(spec, self.group_width)
         self.first_block = reads.first_block
         self.groups, self.blocks, self.kernel_rows, self.kernel_columns, self.inner, _ = panels.shape
+        whole = 0, 0, self.kernel_rows, self.kernel_columns
+        self.windows = spec.parameters_as(Conv2dParameters).windows or (whole,)
         self.weight = panels.reshape(self.groups, -1)
         self.bias = pad_axis(spec.weights["bias"], 0, self.group_width)
         # Lines of the next panel that each tap of each tile prefetches.
@@ -181,9 +188,10 @@ class _DirectConvolution:
         """The outputs at some positions; the `number`-th tile of its group."""
         sources = [source for output in outputs for source in self._pooled_sources(*output)]
         self._start_with_bias(group, len(sources))
-        with T.grid(self.blocks, self.kernel_rows, self.kernel_columns) as (b, u, v):
+        first_row, first_column, rows, columns = self._window(group)
+        with T.grid(self.blocks, rows, columns) as (b, u, v):
             tap_number = T.bind((b * self.kernel_rows + u) * self.kernel_columns + v)
-            tap = _Tap(T.bind(self.first_block(group) + b), u, v, tap_number)
+            tap = _Tap(T.bind(self.first_block(group) + b), first_row + u, first_column + v, tap_number)
             self._prefetch_panel(group, number, tap)
             with when(*self._meets_image(sources[0], sources[-1], tap)):
                 turns = self.turns
@@ -196,6 +204,11 @@ class _DirectConvolution:
             for c in range(self.channels):
                 with where_present(self.output_vectors, self.channels, group, c):
                     self._finish_output(image, group, p, row, column, c)
+
+    def _window(self, group: Expr) -> list[Expr]:
+        """The first row, the first column and the extents of the taps that a group reads."""
+        share = group // (self.groups // len(self.windows))
+        return [chosen(share, numbers) for numbers in zip(*self.windows, strict=True)]
 
     def _meets_image(self, first: tuple[Expr, Expr], last: tuple[Expr, Expr], tap: _Tap) -> list[Expr]:
         """Whether a tap reads more than padding for the outputs of a row from the first to the last."""
@@ -265,7 +278,7 @@ def _pack_panels(spec: LayerSpec, width: int) -> tuple[NDArray[Any], InputRange]
     """
     x = spec.inputs[0]
     reads = input_range(spec, width)
-    wide, inner = reads.weight, x.block
+    wide, inner = in_windows(reads.weight, spec.parameters_as(Conv2dParameters).windows), x.block
     if x.dtype == "uint16" and folds_columns(spec):
         rows = pad_axis(fold_columns(spec, wide), 2, 2)
         wide, inner = rows.transpose(0, 2, 1)[..., None], rows.shape[2]

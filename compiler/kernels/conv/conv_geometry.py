@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tvm.script.ir_builder import tirx as T
+
 from veltair.compiler.codegen.control_flow import when
 from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.graph.layer_spec import LayerSpec
@@ -100,6 +102,17 @@ def fitting_group_sizes(blocks: int, sizes: Sequence[int], most: int = 2) -> lis
     [2, 3]
     """
     return [size for size in sizes if -(-blocks // size) * size <= 1.1 * blocks][:most]
+
+
+def chosen(place: Expr, numbers: Sequence[int]) -> Expr:
+    """The number at a place; a constant where all are the same."""
+    if len(set(numbers)) == 1:
+        return numbers[0]
+    found: Expr = T.int32(numbers[-1])
+    for at in range(len(numbers) - 2, -1, -1):
+        if numbers[at] != numbers[at + 1]:
+            found = T.Select(place <= at, T.int32(numbers[at]), found)
+    return T.bind(found)
 
 
 @contextmanager

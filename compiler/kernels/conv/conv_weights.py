@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.graph.layer_spec import LayerSpec
-from veltair.compiler.graph.parameters.vision import Conv2dParameters
+from veltair.compiler.graph.parameters.vision import Conv2dParameters, Windows
 
 BF16_BLOCK = 32  # channels of a block of a bfloat16 activation
 
@@ -31,6 +32,18 @@ class InputRange:
     weight: NDArray[np.float32]  # (OC, blocks * b, KH, KW)
     blocks: int
     first_block: Callable[[Expr], Expr]
+
+
+def in_windows(weight: NDArray[Any], windows: Windows) -> NDArray[Any]:
+    """The taps (OC, IC, rows, columns) that each share of the channels reads, from the first on; zeros behind them."""
+    if not windows:
+        return weight
+    rows, columns = (max(window[axis] for window in windows) for axis in (2, 3))
+    found = np.zeros((*weight.shape[:2], rows, columns), weight.dtype)
+    parts = zip(np.split(found, len(windows)), np.split(weight, len(windows)), windows, strict=True)
+    for part, given, (row, column, height, width) in parts:
+        part[:, :, :height, :width] = given[:, :, row : row + height, column : column + width]
+    return found
 
 
 def input_range(spec: LayerSpec, width: int) -> InputRange:

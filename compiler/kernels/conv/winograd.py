@@ -28,7 +28,7 @@ from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, ramp
 from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.graph.parameters.vision import Conv2dParameters
+from veltair.compiler.graph.parameters.vision import Conv2dParameters, window_share
 from veltair.compiler.kernels.conv.conv_algorithm import ConvAlgorithm
 from veltair.compiler.kernels.conv.conv_geometry import (
     ConvGeometry,
@@ -85,7 +85,10 @@ def estimated_cycles(spec: LayerSpec, m: int, features: frozenset[str]) -> float
     """Cycles for each pair of an input and an output channel; m = 1 is direct convolution."""
     geometry, each = ConvGeometry.of_layer(spec), registers_per_vector(features)
     places = (m + 2) ** 2 * math.prod(_tile_grid(geometry, m) if m > 1 else geometry.output)
-    read = live_share(spec) if m == 1 and skips_padding(spec) else 1.0
+    conv = spec.parameters_as(Conv2dParameters)
+    read = window_share(conv.windows, conv.kernel) if m == 1 else 1.0
+    if m == 1 and skips_padding(spec):
+        read *= live_share(spec)
     products = places * read * each / 32  # a cycle makes 32, or 16 in AVX2
     # Transforms; weights come at 8 bytes a cycle, at 4 in the panels of AVX2, which are narrower.
     return products * (1.45 if m > 1 else 1.1) + (m + 2) ** 2 * each / 2

@@ -9,14 +9,16 @@ import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.codegen.bf16_rounding import round_filters
+from veltair.compiler.codegen.vectors import LANES
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation, Halo
 from veltair.compiler.graph.model_view import ModelView
-from veltair.compiler.graph.parameters.vision import Conv2dParameters
+from veltair.compiler.graph.parameters.vision import Conv2dParameters, window_share
 from veltair.compiler.onnx.node_attributes import attribute, padding
 from veltair.compiler.patterns.epilogue import Epilogue
 from veltair.compiler.patterns.vision.channel_shuffle import shuffle_behind
 from veltair.compiler.patterns.vision.live_taps import live_taps
+from veltair.compiler.patterns.vision.tap_windows import tap_windows
 
 MAX_FOLDED_CHANNELS = 4  # up to this many input channels (an image), a convolution takes them as one innermost block
 # Up to this many groups are computed as one convolution with zeros between them, if a channel shuffle comes behind that
@@ -63,7 +65,8 @@ def conv(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     if pooled is not None:
         output, swallowed = pooled.output[0], (*swallowed, pooled)
     y = Activation(output, view.dtype, view.shape_of(output), view.block)
-    flops = 2 * int(np.prod(np.abs(out))) * int(np.prod(weight.shape[1:]))
+    windows = tap_windows(weight, LANES) if group == 1 and x.block % LANES == 0 else ()
+    flops = round(2 * int(np.prod(np.abs(out))) * int(np.prod(weight.shape[1:])) * window_share(windows, kernel))
     parameters = Conv2dParameters(
         kernel,
         strides,
@@ -73,6 +76,7 @@ def conv(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
         groups=1 if depthwise else group,
         shuffled=shuffled,
         pooled=None if pooled is None else (out[2], out[3]),
+        windows=windows,
     )
     weight = np.asarray(weight, np.float32)
     weights = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from conv_layers import convolution, normal
+from conv_layers import convolution, normal, windowed
 from run_kernels import OLDER_CPUS, compile_ahead, halo_is_zero, require_features, run_and_compare
 
 from veltair.compiler.design_spaces import SPACES
@@ -62,6 +62,26 @@ def test_winograd_and_direct_agree_with_onnx_runtime(spec: LayerSpec) -> None:
 )
 def test_direct_where_winograd_cannot(spec: LayerSpec) -> None:
     assert check(spec, 2) == {"direct"}
+
+
+PHASES = ((0, 0, 2, 2), (0, 1, 2, 2), (1, 0, 2, 2), (1, 1, 2, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(windowed(convolution((20, 128), (7, 9), 3), *PHASES), id="phases"),
+        pytest.param(windowed(convolution((16, 192), (5, 14), 3, residual=True), *PHASES), id="three blocks each"),
+        pytest.param(windowed(convolution((16, 96), (9, 10), 3), (1, 1, 1, 1), (0, 1, 3, 2)), id="unequal"),
+        pytest.param(
+            windowed(convolution((32, 64), (9, 9), 3, dilation=7, pads=(7,) * 4), (0, 0, 2, 3), (2, 1, 1, 2)),
+            id="taps far apart",
+        ),
+    ],
+)
+def test_channels_that_read_a_window_of_the_taps(spec: LayerSpec) -> None:
+    assert check(spec, 3) == {"direct", "winograd"}
 
 
 @pytest.mark.slow
