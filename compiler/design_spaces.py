@@ -13,6 +13,7 @@ from veltair.compiler.kernels.fallback.onnxruntime_space import OnnxRuntimeSpace
 from veltair.compiler.kernels.feature_maps.channel_norms import L2Normalize, Lrn
 from veltair.compiler.kernels.feature_maps.concat import Concat
 from veltair.compiler.kernels.feature_maps.elementwise import Elementwise
+from veltair.compiler.kernels.feature_maps.group_norm import GroupNorm
 from veltair.compiler.kernels.feature_maps.layout_transform import ChannelsLast, Copy, DepthToSpace, ToBlocked, ToPlain
 from veltair.compiler.kernels.feature_maps.picked_pixels import PickedPixels
 from veltair.compiler.kernels.feature_maps.pool import GlobalAveragePool, Pool2d
@@ -88,6 +89,7 @@ SPACES: dict[str, Space] = {
     "concat_rows": ConcatRows(),
     "concat_sum": ConcatSum(),
     "transpose": Transpose(),
+    "group_norm": GroupNorm(),
     "lrn": Lrn(),
     "l2_normalize": L2Normalize(),
     "channels_last": ChannelsLast(),

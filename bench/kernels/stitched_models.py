@@ -76,6 +76,7 @@ MEMORY_BOUND = (
     "stitched",
     "generic",
     "layer_norm",
+    "group_norm",
     "elementwise",
     "copy",
     "cast",

@@ -40,6 +40,7 @@ from veltair.compiler.patterns.vision.channel_norms import l2_normalize, lrn
 from veltair.compiler.patterns.vision.channels_last import channels_last
 from veltair.compiler.patterns.vision.conv import conv
 from veltair.compiler.patterns.vision.depth_to_space import depth_to_space
+from veltair.compiler.patterns.vision.group_norm import group_norm
 from veltair.compiler.patterns.vision.picked_pixels import pick_pixels
 from veltair.compiler.patterns.vision.pool import global_pool, pool
 from veltair.compiler.patterns.vision.squeeze_excite import squeeze_excite
@@ -62,7 +63,7 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     "OneHot": (sums,),
     "Gemm": (sums, matmul, batched_matmul),
     "MatMul": (sums, projections, attention, matmul, batched_matmul),
-    "LayerNormalization": (embedding, layer_norm),
+    "LayerNormalization": (embedding, group_norm, layer_norm),
     "Gather": (embedding_bag, block_gather),
     "Neg": (lookups,),
     "Concat": (sums, join_steps, concat),
@@ -76,8 +77,8 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     "ReduceL2": (l2_normalize,),
     "Transpose": (channels_last, transpose),
     "DepthToSpace": (depth_to_space,),
-    **dict.fromkeys(("Resize", "Slice"), (pick_pixels,)),
-    "Reshape": (channels_last, alias),
+    **dict.fromkeys(("Resize", "Slice", "Pad"), (pick_pixels,)),
+    "Reshape": (group_norm, channels_last, alias),
     "Flatten": (alias,),
     "Squeeze": (lookups, alias),
     "Unsqueeze": (alias,),

@@ -14,6 +14,7 @@ from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.vision import (
     Conv2dParameters,
     ElementwiseParameters,
+    GroupNormParameters,
     L2NormalizeParameters,
     LrnParameters,
     Pool2dParameters,
@@ -104,6 +105,8 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         return [np.concatenate(x, axis=1)]
     if spec.op == "transpose":
         return [x[0].transpose(0, 2, 1)]
+    if spec.op == "group_norm":
+        return [_group_norm(spec, x)]
     if spec.op == "lrn":
         lrn = spec.parameters_as(LrnParameters)
         return [run_onnx_node("LRN", x, beta=0.75, size=lrn.size, alpha=lrn.alpha, bias=lrn.bias)]
@@ -121,6 +124,16 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         moved = run_onnx_node("DepthToSpace", [x[0].astype(np.float32)], blocksize=size)
         return [moved[:, :, :height, :width].astype(x[0].dtype)]
     return [x[0].reshape(x[0].shape)]  # to_blocked, to_plain, copy: the layout is all that changes
+
+
+def _group_norm(spec: LayerSpec, x: list[Array]) -> Array:
+    """activation(scale * (x - mean) / deviation + shift [+ residual])."""
+    norm = spec.parameters_as(GroupNormParameters)
+    rows = x[0].reshape(len(x[0]), norm.groups, -1).astype(np.float64)
+    normal = (rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + norm.epsilon)
+    scale, shift = (spec.weights[name][:, None, None] for name in ("scale", "shift"))
+    y = normal.reshape(x[0].shape) * scale + shift
+    return apply_activation((y + x[1] if len(x) > 1 else y).astype(np.float32), norm.activation)
 
 
 def _convolution(spec: LayerSpec, x: list[Array]) -> Array:

@@ -104,6 +104,19 @@ class LrnParameters(LayerParameters):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupNormParameters(LayerParameters):
+    """Parameters of "group_norm". As many groups as channels make it an instance normalisation.
+
+    >>> GroupNormParameters(32, 1e-5, "gated-sigmoid").groups
+    32
+    """
+
+    groups: int
+    epsilon: float
+    activation: str  # as `codegen.activation.apply_activation` names it
+
+
+@dataclass(frozen=True, slots=True)
 class L2NormalizeParameters(LayerParameters):
     """Parameters of "l2_normalize".
 

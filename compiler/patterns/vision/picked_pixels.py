@@ -1,4 +1,4 @@
-"""Resize and Slice of feature maps where they take pixels as they are: the numbers of rows and columns are known."""
+"""Resize, Slice and Pad of feature maps that take pixels as they are: the numbers of rows and columns are known."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ def pick_pixels(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) ->
     if not whole and x.dtype not in EIGHT_BITS:
         return False
     if node.op_type == "Resize" and text_attribute(node, "mode", "nearest") != "nearest":
+        return False
+    if node.op_type == "Pad" and text_attribute(node, "mode", "constant") == "constant":
         return False
     if shape[:2] != x.shape[:2] or (node.op_type == "Slice" and not _cuts_planes(node, view)):
         return False
