@@ -26,6 +26,7 @@ from veltair.compiler.onnx.dimensions.fixed_extent import FixedExtent, open_axes
 from veltair.compiler.onnx.dimensions.given_dimensions import NOTHING_GIVEN, GivenDimensions
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
+from veltair.compiler.onnx.group_norms import spell_group_norms
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
 from veltair.compiler.onnx.node_attributes import name_nodes
 from veltair.compiler.onnx.node_checks import check_loops, check_values, sort_nodes
@@ -125,6 +126,7 @@ def load_model(
     widen_four_bits(proto, path)
     name_nodes(proto)
     spell_encoders(proto)
+    spell_group_norms(proto.graph)
     bags = give_bags_rows(proto, bag_room or {}, path)
     if fixed and bags.ragged:
         raise ModelError(f"{path}: has bags that differ in length; expected no dimension {fixed.name} beside the batch")

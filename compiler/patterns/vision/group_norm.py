@@ -17,11 +17,11 @@ Floats = NDArray[np.float32]
 
 
 def group_norm(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    """Match, from the first node on: [Reshape to (N, groups, …)] LayerNormalization of all behind the second axis
+    """Match, from the first node on: [Reshapes to (N, groups, …)] LayerNormalization of all behind the second axis
     [factor] [summand] [Reshape back [factor] [summand]].
 
     Factors and summands have one number for each group, or channel. Importing writes InstanceNormalization so
-    (`composed_operators`), and exporters GroupNorm by way of it.
+    (`composed_operators`), and exporters GroupNorm by way of it (`group_norms`).
     """
     name = node.input[0]
     if not builder.is_made(name) or len(view.shape_of(name)) != 4:
@@ -29,27 +29,31 @@ def group_norm(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> 
     x, nodes = builder.tensors[name], [node]
     if (x.block, x.dtype) != (view.block, view.dtype):
         return False
-    groups = x.shape[1]
-    norm: onnx.NodeProto | None = node
-    if node.op_type == "Reshape":
-        groups, norm = view.shape_of(node.output[0])[1], view.free_user(node.output[0])
-        if norm is None or view.shape_of(node.output[0])[0] != x.shape[0] or groups < 1 or x.shape[1] % groups:
+    norm, rows = node, name  # some come to the groups by way of (N, C, …)
+    while norm.op_type == "Reshape":
+        rows, user = norm.output[0], view.free_user(norm.output[0])
+        if user is None:
             return False
+        norm = user
         nodes.append(norm)
-    if norm.op_type != "LayerNormalization" or norm.input[0] not in (name, node.output[0]):
+    shape = view.shape_of(rows)
+    if len(shape) < 3 or shape[0] != x.shape[0] or shape[1] < 1 or x.shape[1] % shape[1]:
         return False
-    if attribute(norm, "axis", -1) not in (2, 2 - len(view.shape_of(norm.input[0]))) or any(norm.output[1:]):
+    groups = shape[1]
+    if norm.op_type != "LayerNormalization" or norm.input[0] != rows or any(norm.output[1:]):
+        return False
+    if attribute(norm, "axis", -1) not in (2, 2 - len(shape)):
         return False
     if not all(_of_all(view, given, 1.0 if place == 0 else 0.0) for place, given in enumerate(norm.input[1:])):
         return False
     scale, shift = np.ones(groups, np.float32), np.zeros(groups, np.float32)
     last, scale, shift = _scaled(norm, scale, shift, view, nodes)
-    back = view.free_user(last.output[0])
-    if node.op_type == "Reshape":
-        if back is None or back.op_type != "Reshape" or view.shape_of(back.output[0]) != x.shape:
+    while view.shape_of(last.output[0]) != x.shape:  # back to channels, some by way of (N, C, …)
+        back = view.free_user(last.output[0])
+        if back is None or back.op_type != "Reshape" or view.shape_of(back.output[0])[:2] != x.shape[:2]:
             return False
         nodes.append(back)
-        repeated = (np.repeat(each, x.shape[1] // groups) for each in (scale, shift))
+        repeated = (np.repeat(each, x.shape[1] // len(each)) for each in (scale, shift))
         last, scale, shift = _scaled(back, *repeated, view, nodes)
     epilogue = Epilogue.behind(last, view, builder)
     y = Activation(epilogue.output, view.dtype, x.shape, view.block)

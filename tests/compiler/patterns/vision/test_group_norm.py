@@ -6,8 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 from onnx_nets import Net, agree, normal
+from run_kernels import run_graph
+
+from veltair.compiler.onnx.onnx_model import load_model
+from veltair.compiler.pipeline import lower
 
 PRECISIONS = ["fp32", "bf16", "dots"]
 CHANNELS, SIZE = 32, (9, 7)
@@ -55,6 +61,24 @@ def test_a_sum_behind_it_is_part_of_it(tmp_path: Path) -> None:
     first = convolved(net, "x")
     found = layers(net, net("Add", first, instance_norm(net, convolved(net, first))), tmp_path, "fp32")
     assert found == ["to_blocked", "conv2d", "conv2d", "group_norm", "conv2d", "to_plain"]
+
+
+@pytest.mark.parametrize(("opset", "count"), [(18, 4), (21, CHANNELS)])
+def test_the_operator_of_newer_sets(tmp_path: Path, opset: int, count: int) -> None:
+    """It has factors of groups before set 21, of channels since."""
+    net = Net(x=["n", CHANNELS, *SIZE])
+    factors = normal(count), normal(count)
+    y = net("GroupNormalization", convolved(net, "x"), *factors, num_groups=4, epsilon=1e-2)
+    path = net.save(tmp_path / "net.onnx", convolved(net, net("Relu", y)))
+    proto = onnx.load(path)
+    proto.opset_import[0].version = opset
+    onnx.save(proto, path)
+    x = np.random.default_rng(0).standard_normal((2, CHANNELS, *SIZE)).astype(np.float32)
+    graph = lower(load_model(path, 4), "fp32")
+    assert [layer.op for layer in graph.layers] == ["to_blocked", "conv2d", "group_norm", "conv2d", "to_plain"]
+    (found,) = run_graph(graph, {"x": x}, 2)
+    (wanted,) = ort.InferenceSession(str(path)).run(None, {"x": x})
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["reflect", "edge"])
