@@ -1,8 +1,8 @@
 """Group normalisation (Wu and He 2018) of blocked feature maps; with a channel in each group, instance normalisation.
 
-Three passes, each in parallel: the sums of each channel over some rows; from these a factor and a summand for each
-channel; and their use on all pixels, with the epilogue. What a core has read for its sums is in its cache still where
-the tensor is small.
+Three passes, each in parallel: the sums of each channel over a tile of pixels; from these a factor and a summand for
+each channel; and their use on all pixels, with the epilogue. What a core has read for its sums is in its cache still
+where the tensor is small.
 
 Sums are of differences to a channel's first pixel: a mean that is large beside the deviation takes no digits from them.
 """
@@ -36,13 +36,18 @@ class GroupNorm:
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return row_points(spec.outputs[0].shape[2], (16, 4, 64, 1024))
+        """rows, columns: of a tile; those of signals, which are images of one row, are parts of it."""
+        height, width = spec.outputs[0].shape[2:]
+        if height > 1:
+            return [point | {"columns": width} for point in row_points(height, (16, 4, 64, 1024))]
+        return [{"rows": 1, "columns": c} for c in dict.fromkeys(min(width, c) for c in (1024, 256, 8192))]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        plan = _GroupNorm(spec, int(point["rows"]))
+        plan = _GroupNorm(spec, int(point["rows"]), int(point["columns"]))
         function = build_prim_func([*spec.inputs, *plan.weights, plan.y], plan.emit)
-        block_size = plan.rows * sum(row_bytes(t) for t in (*spec.inputs, plan.y))
-        return Kernel(function, plan.weights, block_size, plan.blocks * plan.chunks)
+        share = plan.rows * plan.columns / plan.width
+        block_size = round(share * sum(row_bytes(t) for t in (*spec.inputs, plan.y)))
+        return Kernel(function, plan.weights, block_size, plan.blocks * plan.tiles)
 
 
 class _GroupNorm:
@@ -54,16 +59,17 @@ class _GroupNorm:
     scale: Any
     shift: Any
     Y: Any
-    sums: Any  # (images, chunks, C): of differences to the first pixel
+    sums: Any  # (images, tiles, C): of differences to the first pixel
     squares: Any  # likewise, of their squares
     factors: Any  # (images, C)
     summands: Any  # (images, C)
 
-    def __init__(self, spec: LayerSpec, rows: int) -> None:
-        self.spec, self.x, self.y, self.rows = spec, spec.inputs[0], spec.outputs[0], rows
+    def __init__(self, spec: LayerSpec, rows: int, columns: int) -> None:
+        self.spec, self.x, self.y, self.rows, self.columns = spec, spec.inputs[0], spec.outputs[0], rows, columns
         self.parameters = spec.parameters_as(GroupNormParameters)
         _, self.channels, self.height, self.width = self.y.shape
-        self.blocks, self.chunks = -(-self.channels // self.y.block), -(-self.height // rows)
+        self.blocks, self.across = -(-self.channels // self.y.block), -(-self.width // columns)
+        self.tiles = -(-self.height // rows) * self.across  # of a plane
         self.each = self.channels // self.parameters.groups  # channels of a group
         self.padded = self.blocks * self.y.block
         self.weights = tuple(pad_axis(spec.weights[name], 0, self.y.block) for name in ("scale", "shift"))
@@ -72,27 +78,25 @@ class _GroupNorm:
         """The body of the function."""
         self.X, (self.scale, self.shift, self.Y) = X, rest[-3:]
         self.residual = rest[0] if len(rest) > 3 else None
-        images, tasks = X.shape[0], self.blocks * self.chunks
+        images, tasks = X.shape[0], self.blocks * self.tiles
         self.sums, self.squares = (
-            T.alloc_buffer((images, self.chunks, self.padded), "float32", scope="global") for _ in range(2)
+            T.alloc_buffer((images, self.tiles, self.padded), "float32", scope="global") for _ in range(2)
         )
         self.factors, self.summands = (
             T.alloc_buffer((images, self.padded), "float32", scope="global") for _ in range(2)
         )
         with T.parallel(0, images * tasks) as task:
-            self._emit_sums(
-                T.bind(task // tasks), T.bind(task // self.chunks % self.blocks), T.bind(task % self.chunks)
-            )
+            self._emit_sums(T.bind(task // tasks), T.bind(task // self.tiles % self.blocks), T.bind(task % self.tiles))
         with T.parallel(0, images) as image:
             self._emit_channels(image)
         with T.parallel(0, images * tasks) as task:
             self._emit_pixels(
-                T.bind(task // tasks), T.bind(task // self.chunks % self.blocks), T.bind(task % self.chunks)
+                T.bind(task // tasks), T.bind(task // self.tiles % self.blocks), T.bind(task % self.tiles)
             )
 
-    def _emit_sums(self, image: Expr, block: Expr, chunk: Expr) -> None:
-        """The sums of a block of channels over the rows of a chunk."""
-        count = min(SUMS, self.width)
+    def _emit_sums(self, image: Expr, block: Expr, tile: Expr) -> None:
+        """The sums of a block of channels over a tile."""
+        count = min(SUMS, self.columns)
         halves = range(self.x.block // LANES)
         totals = T.alloc_buffer((2 * count * len(halves),), "float32x16", scope="local")
         for i in range(2 * count * len(halves)):
@@ -107,18 +111,19 @@ class _GroupNorm:
                     T.buffer_store(totals, totals[i] + value, [i])
                     T.buffer_store(totals, totals[i + 1] + value * value, [i + 1])
 
-        begin = T.bind(chunk * self.rows)
-        with T.serial(0, T.min(self.rows, self.height - begin)) as r:
-            with T.serial(0, self.width // count) as t:
-                add(count, begin + r, t * count)
-            if self.width % count:
-                add(self.width % count, begin + r, self.width - self.width % count)
+        top, left, rows, columns = self._extent(tile)
+        with T.serial(0, rows) as r:
+            with T.serial(0, columns // count) as t:
+                add(count, top + r, left + t * count)
+            if self.columns % count or self.width % self.columns % count:
+                with T.serial(columns // count * count, columns) as column:
+                    add(1, top + r, left + column)
         for half in halves:
             for which, buffer in enumerate((self.sums, self.squares)):
                 total = totals[2 * half * count + which]
                 for p in range(1, count):
                     total = total + totals[2 * (half * count + p) + which]
-                vector_store(buffer, total, image, chunk, block * self.x.block + half * LANES)
+                vector_store(buffer, total, image, tile, block * self.x.block + half * LANES)
 
     def _emit_channels(self, image: Expr) -> None:
         """Each channel's factor and summand, by way of its mean and its sum of squared deviations."""
@@ -129,9 +134,9 @@ class _GroupNorm:
             totals = T.alloc_buffer((2,), "float32x16", scope="local")
             for which in range(2):
                 T.buffer_store(totals, broadcast(0.0), [which])
-            with T.serial(0, self.chunks) as chunk:
+            with T.serial(0, self.tiles) as tile:
                 for which, buffer in enumerate((self.sums, self.squares)):
-                    T.buffer_store(totals, totals[which] + vector_load(buffer, image, chunk, channel), [which])
+                    T.buffer_store(totals, totals[which] + vector_load(buffer, image, tile, channel), [which])
             offset = T.bind(totals[0] * broadcast(1 / pixels))
             squared = T.bind(T.max(broadcast(0.0), totals[1] - totals[0] * offset))
             mean = T.bind(first + offset)
@@ -171,24 +176,28 @@ class _GroupNorm:
         T.buffer_store(self.factors, factor, at(image, channel))
         T.buffer_store(self.summands, self.shift[at(channel)] - mean * factor, at(image, channel))
 
-    def _emit_pixels(self, image: Expr, block: Expr, chunk: Expr) -> None:
-        """The outputs of a block of channels in the rows of a chunk."""
+    def _emit_pixels(self, image: Expr, block: Expr, tile: Expr) -> None:
+        """The outputs of a block of channels in a tile."""
         halves = range(self.y.block // LANES)
         lanes = [block * self.y.block + half * LANES for half in halves]
         factors = [T.bind(vector_load(self.factors, image, lane)) for lane in lanes]
         summands = [T.bind(vector_load(self.summands, image, lane)) for lane in lanes]
-        begin = T.bind(chunk * self.rows)
-        with (
-            T.serial(0, T.min(self.rows, self.height - begin)) as r,
-            T.serial(0, self.width) as column,
-        ):
+        top, left, rows, columns = self._extent(tile)
+        with T.grid(rows, columns) as (r, c):
+            row, column = top + r, left + c
             for half in halves:
-                value = self._pixel(image, block, begin + r, column, half) * factors[half] + summands[half]
+                value = self._pixel(image, block, row, column, half) * factors[half] + summands[half]
                 if self.residual is not None:
-                    at = blocked_index(self.spec.inputs[1], image, block, begin + r, column, half * LANES)
+                    at = blocked_index(self.spec.inputs[1], image, block, row, column, half * LANES)
                     value = value + vector_load(self.residual, *at)
                 value = apply_activation(value, self.parameters.activation, approximate=self.y.dtype == "uint16")
-                vector_store(self.Y, value, *blocked_index(self.y, image, block, begin + r, column, half * LANES))
+                vector_store(self.Y, value, *blocked_index(self.y, image, block, row, column, half * LANES))
+
+    def _extent(self, tile: Expr) -> tuple[Expr, Expr, Expr, Expr]:
+        """The first row and column of a tile, and how many it has."""
+        top, left = T.bind(tile // self.across * self.rows), T.bind(tile % self.across * self.columns)
+        columns = self.columns if self.width % self.columns == 0 else T.bind(T.min(self.columns, self.width - left))
+        return top, left, T.min(self.rows, self.height - top), columns
 
     def _pixel(self, image: Expr, block: Expr, row: Expr, column: Expr, half: Expr) -> Expr:
         """16 channels of a pixel."""

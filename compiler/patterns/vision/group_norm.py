@@ -40,11 +40,7 @@ def group_norm(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> 
     if len(shape) < 3 or shape[0] != x.shape[0] or shape[1] < 1 or x.shape[1] % shape[1]:
         return False
     groups = shape[1]
-    if norm.op_type != "LayerNormalization" or norm.input[0] != rows or any(norm.output[1:]):
-        return False
-    if attribute(norm, "axis", -1) not in (2, 2 - len(shape)):
-        return False
-    if not all(_of_all(view, given, 1.0 if place == 0 else 0.0) for place, given in enumerate(norm.input[1:])):
+    if norm.input[0] != rows or not normalises_planes(norm, view):
         return False
     scale, shift = np.ones(groups, np.float32), np.zeros(groups, np.float32)
     last, scale, shift = _scaled(norm, scale, shift, view, nodes)
@@ -63,6 +59,16 @@ def group_norm(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> 
     builder.emit(norm.name, "group_norm", inputs, [y], parameters, weights, 7 * int(np.prod(np.abs(x.shape))))
     builder.take((*nodes, *epilogue.swallowed))
     return True
+
+
+def normalises_planes(node: onnx.NodeProto, view: ModelView) -> bool:
+    """Whether a node normalises all that lies behind the second axis, and does nothing else."""
+    if node.op_type != "LayerNormalization" or any(node.output[1:]):
+        return False
+    rank = len(view.shape_of(node.input[0]))
+    if rank < 3 or attribute(node, "axis", -1) not in (2, 2 - rank):
+        return False
+    return all(_of_all(view, given, 1.0 if place == 0 else 0.0) for place, given in enumerate(node.input[1:]))
 
 
 def _of_all(view: ModelView, name: str, value: float) -> bool:

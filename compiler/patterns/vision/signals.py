@@ -7,7 +7,7 @@ blocks of channels and epilogues last; elsewhere the axis costs nothing, since a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from veltair.compiler.onnx.folding.opaque_nodes import is_opaque
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns.model_rewriting import ModelRewriting
+from veltair.compiler.patterns.vision.group_norm import normalises_planes
 
 ROW = 2  # where the axis is
 CONVOLUTIONS = frozenset({"Conv", "ConvInteger"})
@@ -89,13 +90,18 @@ def signals_as_images(view: ModelView) -> OnnxModel:
     if not any(_is_convolution(node, view) for node in view.nodes):
         return view.model
     roundings = _roundings_before(view)
-    found = _Rewriting(view)
+    found, written = _Rewriting(view), set[int]()
     for node in view.nodes:
+        if id(node) in written:
+            continue
         wide = _is_convolution(node, view) or id(node) in roundings or _passes_on(node, found)
         if wide:
             found.nodes.append(_widened(node, found))
         elif _puts_channels_last(node, found):
             _transpose(node, found)
+        elif regrouped := _regrouped(node, found):
+            _regroup(regrouped, found)
+            written.update(map(id, regrouped))
         else:
             for name in view.read_by(node):
                 found.without_axis(name)
@@ -155,6 +161,8 @@ def _passes_on(node: onnx.NodeProto, found: _Rewriting) -> bool:
         return all(view.constants[name].ndim <= ROW + 1 for name in node.input if name in view.constants)
     if node.op_type == "Concat":
         return len(computed) == len(node.input)
+    if node.op_type == "LayerNormalization":
+        return normalises_planes(node, view)
     return node.op_type in POOLS
 
 
@@ -167,8 +175,12 @@ def _widened(node: onnx.NodeProto, found: _Rewriting) -> onnx.NodeProto:
         if constant is None:
             if name and len(view.shape_of(name)) == ROW + 1:
                 inputs[place] = found.with_axis(name)
-        elif constant.ndim == ROW + 1 or (constant.ndim == ROW and node.op_type in BROADCASTING):
-            inputs[place] = found.with_axis(name) if constant.ndim > ROW else _with_inner_axis(name, found)
+        elif constant.ndim == ROW + 1:
+            inputs[place] = found.with_axis(name)
+        elif node.op_type == "LayerNormalization":
+            inputs[place] = found.constant(f"{name}/outer_row", np.expand_dims(constant, 0))
+        elif constant.ndim == ROW and node.op_type in BROADCASTING:
+            inputs[place] = _with_inner_axis(name, found)
     result = onnx.NodeProto()
     result.CopyFrom(node)
     del result.attribute[:]
@@ -179,6 +191,8 @@ def _widened(node: onnx.NodeProto, found: _Rewriting) -> onnx.NodeProto:
         elif entry.name == "axis" and node.op_type == "Concat":
             axis = value % (ROW + 1)
             entry = helper.make_attribute(entry.name, axis + (axis >= ROW))
+        elif entry.name == "axis" and node.op_type == "LayerNormalization":
+            entry = helper.make_attribute(entry.name, ROW)
         result.attribute.append(entry)
     result.input[:] = inputs
     output = node.output[0]
@@ -200,6 +214,35 @@ def _transpose(node: onnx.NodeProto, found: _Rewriting) -> None:
     inputs = [found.wide[node.input[0]]]
     found.nodes.append(helper.make_node("Transpose", inputs, [wide], name=node.name, perm=[0, 2, 3, 1]))
     found.change("Squeeze", wide, spec.name, axis=1)
+
+
+def _regrouped(node: onnx.NodeProto, found: _Rewriting) -> list[onnx.NodeProto]:
+    """The nodes that normalise groups of channels of a tensor with the axis, from one Reshape to another."""
+    view = found.view
+    if node.op_type != "Reshape" or node.input[0] not in found.wide or node.input[0] in view.constants:
+        return []
+    shape, nodes = view.shape_of(node.input[0]), [node]
+    while (user := view.free_user(nodes[-1].output[0])) is not None:
+        nodes.append(user)
+        if user.op_type == "Reshape":
+            normalises = any(normalises_planes(each, view) for each in nodes)
+            return nodes if normalises and len(shape) == ROW + 1 and view.shape_of(user.output[0]) == shape else []
+        scales = user.op_type in ("Mul", "Add") and any(name in view.constants for name in user.input)
+        if not (scales or normalises_planes(user, view)):
+            return []
+    return []
+
+
+def _regroup(nodes: Sequence[onnx.NodeProto], found: _Rewriting) -> None:
+    """Write them so that they read the tensor with the axis, and give one."""
+    first, *middle, last = nodes
+    new = onnx.NodeProto()
+    new.CopyFrom(first)
+    new.input[0] = found.wide[first.input[0]]
+    found.nodes += [new, *middle]
+    name = last.output[0]
+    found.wide[name] = found.declare(name)
+    found.reshape(last.input[0], found.wide[name], found.values[found.wide[name]].shape)
 
 
 def _with_inner_axis(name: str, found: _Rewriting) -> str:

@@ -44,7 +44,7 @@ def test_groups_of_any_size(precision: tuple[str, int, float], channels: int, gr
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("size", [(1, 1), (3, 2), (21, 5)])
+@pytest.mark.parametrize("size", [(1, 1), (3, 2), (21, 5), (1, 1030), (1, 8195)])
 def test_of_any_size(precision: tuple[str, int, float], size: tuple[int, int]) -> None:
     check(norm(precision, 24, 3, size), precision[2])
 

@@ -169,3 +169,42 @@ def test_outputs_and_other_readers_get_signals(tmp_path: Path) -> None:
         proto.graph.output.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 8, 20]))
     onnx.save(proto, path)
     agrees(path, rng.standard_normal((3, 4, 20)).astype(np.float32), 1e-5)
+
+
+def normalised(groups: int) -> list[onnx.NodeProto]:
+    """Two convolutions with a normalisation of groups of channels between them, as PyTorch's exporter writes it."""
+    instance = node("InstanceNormalization", ["rows", "ones", "zeros"], ["normal"])
+    regrouped = [node("Reshape", ["c0", "groups"], ["rows"]), instance, node("Reshape", ["normal", "shape"], ["back"])]
+    direct = [node("InstanceNormalization", ["c0", "scale", "shift"], ["s"])]
+    scaled = [node("Mul", ["back", "factor"], ["f"]), node("Add", ["f", "summand"], ["s"])]
+    return [
+        node("Conv", ["x", "w0"], ["c0"], pads=[1, 1]),
+        *([*regrouped, *scaled] if groups < 32 else direct),
+        node("Relu", ["s"], ["r"]),
+        node("Conv", ["r", "w1"], ["y"], pads=[1, 1]),
+    ]
+
+
+@pytest.mark.parametrize("groups", [1, 4, 32])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_normalisation_of_groups_stays_between_convolutions(tmp_path: Path, groups: int, precision: str) -> None:
+    constants = {
+        "w0": weight(32, 3, 3),
+        "w1": weight(16, 32, 3),
+        "scale": weight(32),
+        "shift": weight(32),
+        "factor": weight(32, 1),
+        "summand": weight(32, 1),
+        "ones": np.ones(groups, np.float32),
+        "zeros": np.zeros(groups, np.float32),
+        "groups": np.array([0, groups, -1]),
+        "shape": np.array([0, 32, 40]),
+    }
+    nodes = normalised(groups)
+    read = {name for each in nodes for name in each.input}
+    used = {name: value for name, value in constants.items() if name in read}
+    path = save(tmp_path / "net.onnx", nodes, used, ["n", 3, 40], ["n", 16, 40])
+    x = rng.standard_normal((2, 3, 40)).astype(np.float32)
+    graph = agrees(path, x, 1e-4 if precision == "fp32" else 5e-2, precision)
+    product = "conv2d" if precision == "fp32" else "conv2d_bf16"
+    assert [layer.op for layer in graph.layers] == ["to_blocked", product, "group_norm", product, "to_plain"]
