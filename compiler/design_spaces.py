@@ -17,6 +17,7 @@ from veltair.compiler.kernels.feature_maps.group_norm import GroupNorm
 from veltair.compiler.kernels.feature_maps.layout_transform import ChannelsLast, Copy, DepthToSpace, ToBlocked, ToPlain
 from veltair.compiler.kernels.feature_maps.picked_pixels import PickedPixels
 from veltair.compiler.kernels.feature_maps.pool import GlobalAveragePool, Pool2d
+from veltair.compiler.kernels.feature_maps.resize import Resize
 from veltair.compiler.kernels.feature_maps.squeeze_excite import SqueezeExcite
 from veltair.compiler.kernels.generic.generic import Generic
 from veltair.compiler.kernels.int8.channel_windows import QuantisedDepthwise, QuantisedMaxPool
@@ -90,6 +91,7 @@ SPACES: dict[str, Space] = {
     "concat_sum": ConcatSum(),
     "transpose": Transpose(),
     "group_norm": GroupNorm(),
+    "resize": Resize(),
     "lrn": Lrn(),
     "l2_normalize": L2Normalize(),
     "channels_last": ChannelsLast(),

@@ -77,6 +77,7 @@ MEMORY_BOUND = (
     "generic",
     "layer_norm",
     "group_norm",
+    "resize",
     "elementwise",
     "copy",
     "cast",

@@ -43,6 +43,7 @@ from veltair.compiler.patterns.vision.depth_to_space import depth_to_space
 from veltair.compiler.patterns.vision.group_norm import group_norm
 from veltair.compiler.patterns.vision.picked_pixels import pick_pixels
 from veltair.compiler.patterns.vision.pool import global_pool, pool
+from veltair.compiler.patterns.vision.resize import resize
 from veltair.compiler.patterns.vision.squeeze_excite import squeeze_excite
 from veltair.errors import ModelError
 
@@ -77,7 +78,8 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     "ReduceL2": (l2_normalize,),
     "Transpose": (channels_last, transpose),
     "DepthToSpace": (depth_to_space,),
-    **dict.fromkeys(("Resize", "Slice", "Pad"), (pick_pixels,)),
+    **dict.fromkeys(("Slice", "Pad"), (pick_pixels,)),
+    "Resize": (pick_pixels, resize),
     "Reshape": (group_norm, channels_last, alias),
     "Flatten": (alias,),
     "Squeeze": (lookups, alias),

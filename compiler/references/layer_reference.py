@@ -19,6 +19,7 @@ from veltair.compiler.graph.parameters.vision import (
     LrnParameters,
     Pool2dParameters,
     PoolKind,
+    ResizeParameters,
     SqueezeExciteParameters,
 )
 from veltair.compiler.references.quantised_reference import QUANTISED_REFERENCES
@@ -118,6 +119,8 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         return [x[0].transpose(0, 2, 3, 1)]
     if spec.op == "pick_pixels":
         return [x[0][:, :, spec.weights["rows"]][:, :, :, spec.weights["columns"]]]
+    if spec.op == "resize":
+        return [_resized(spec, x)]
     if spec.op == "depth_to_space":
         _, channels, height, width = spec.outputs[0].shape
         size = math.isqrt(x[0].shape[1] // channels)
@@ -134,6 +137,16 @@ def _group_norm(spec: LayerSpec, x: list[Array]) -> Array:
     scale, shift = (spec.weights[name][:, None, None] for name in ("scale", "shift"))
     y = normal.reshape(x[0].shape) * scale + shift
     return apply_activation((y + x[1] if len(x) > 1 else y).astype(np.float32), norm.activation)
+
+
+def _resized(spec: LayerSpec, x: list[Array]) -> Array:
+    """activation(x between two rows and two columns [+ residual])."""
+    y, weights = x[0], spec.weights
+    for axis, names in ((2, ("above", "below", "down")), (3, ("left", "right", "across"))):
+        first, second, share = (weights[name] for name in names)
+        begin, end = (np.take(y, places, axis) for places in (first, second))
+        y = begin + (end - begin) * (share[:, None] if axis == 2 else share)
+    return apply_activation(y + x[1] if len(x) > 1 else y, spec.parameters_as(ResizeParameters).activation)
 
 
 def _convolution(spec: LayerSpec, x: list[Array]) -> Array:

@@ -117,6 +117,17 @@ class GroupNormParameters(LayerParameters):
 
 
 @dataclass(frozen=True, slots=True)
+class ResizeParameters(LayerParameters):
+    """Parameters of "resize".
+
+    >>> ResizeParameters("relu").terms()
+    {'activation': 'relu'}
+    """
+
+    activation: str  # as `codegen.activation.apply_activation` names it
+
+
+@dataclass(frozen=True, slots=True)
 class L2NormalizeParameters(LayerParameters):
     """Parameters of "l2_normalize".
 

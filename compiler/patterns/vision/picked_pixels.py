@@ -54,7 +54,7 @@ def _places(node: onnx.NodeProto, view: ModelView) -> list[NDArray[np.int32]] | 
     if image.size >= 1 << 24 or not image.size:  # floats no longer hold the numbers
         return None
     evaluator = NodeEvaluator(view.model.opset)
-    found = evaluator.run(node, [image.reshape(1, 1, height, width), *_of_one(node, arguments)])
+    found = evaluator.run(node, [image.reshape(1, 1, height, width), *arguments_of_one(node, arguments)])
     out = view.shape_of(node.output[0])[2:]
     if found is None or found[0].shape != (1, 1, *out) or not found[0].size:
         return None
@@ -63,7 +63,7 @@ def _places(node: onnx.NodeProto, view: ModelView) -> list[NDArray[np.int32]] | 
     return [rows[:, 0], columns[0]] if same else None
 
 
-def _of_one(node: onnx.NodeProto, arguments: list[Any]) -> list[Any]:
+def arguments_of_one(node: onnx.NodeProto, arguments: list[Any]) -> list[Any]:
     """The arguments for an image of one channel: the extents that Resize is told are those of the whole batch."""
     if node.op_type == "Resize" and len(arguments) > 2 and arguments[2] is not None and arguments[2].size == 4:
         sizes = arguments[2].copy()

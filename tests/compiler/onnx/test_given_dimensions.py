@@ -19,7 +19,6 @@ from veltair.compiler.pipeline import lower
 from veltair.compiler.verify import verify
 from veltair.errors import ConfigError, ModelError
 
-Dims = list[int | str | None]
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 
 
