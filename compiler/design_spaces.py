@@ -14,7 +14,14 @@ from veltair.compiler.kernels.feature_maps.channel_norms import L2Normalize, Lrn
 from veltair.compiler.kernels.feature_maps.concat import Concat
 from veltair.compiler.kernels.feature_maps.elementwise import Elementwise
 from veltair.compiler.kernels.feature_maps.group_norm import GroupNorm
-from veltair.compiler.kernels.feature_maps.layout_transform import ChannelsLast, Copy, DepthToSpace, ToBlocked, ToPlain
+from veltair.compiler.kernels.feature_maps.layout_transform import (
+    ChannelsFirst,
+    ChannelsLast,
+    Copy,
+    DepthToSpace,
+    ToBlocked,
+    ToPlain,
+)
 from veltair.compiler.kernels.feature_maps.picked_pixels import PickedPixels
 from veltair.compiler.kernels.feature_maps.pool import GlobalAveragePool, Pool2d
 from veltair.compiler.kernels.feature_maps.resize import Resize
@@ -95,6 +102,7 @@ SPACES: dict[str, Space] = {
     "lrn": Lrn(),
     "l2_normalize": L2Normalize(),
     "channels_last": ChannelsLast(),
+    "channels_first": ChannelsFirst(),
     "depth_to_space": DepthToSpace(),
     "pick_pixels": PickedPixels(),
     "to_blocked": ToBlocked(),

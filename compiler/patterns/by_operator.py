@@ -37,6 +37,7 @@ from veltair.compiler.patterns.transpose import transpose
 from veltair.compiler.patterns.trees import trees
 from veltair.compiler.patterns.views import alias
 from veltair.compiler.patterns.vision.channel_norms import l2_normalize, lrn
+from veltair.compiler.patterns.vision.channels_first import channels_first
 from veltair.compiler.patterns.vision.channels_last import channels_last
 from veltair.compiler.patterns.vision.conv import conv
 from veltair.compiler.patterns.vision.depth_to_space import depth_to_space
@@ -76,7 +77,7 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     **dict.fromkeys(("ScatterND", "ScatterElements"), (neighbour_sum,)),
     "LRN": (lrn,),
     "ReduceL2": (l2_normalize,),
-    "Transpose": (channels_last, transpose),
+    "Transpose": (channels_last, channels_first, transpose),
     "DepthToSpace": (depth_to_space,),
     **dict.fromkeys(("Slice", "Pad"), (pick_pixels,)),
     "Resize": (pick_pixels, resize),

@@ -115,6 +115,8 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         length = np.sqrt((x[0].astype(np.float64) ** 2).sum(1, keepdims=True))
         length = np.maximum(length, spec.parameters_as(L2NormalizeParameters).least)
         return [(x[0] / length * spec.weights["scale"][:, None, None]).astype(np.float32)]
+    if spec.op == "channels_first":
+        return [x[0].transpose(0, 3, 1, 2)]
     if spec.op == "channels_last":
         return [x[0].transpose(0, 2, 3, 1)]
     if spec.op == "pick_pixels":

@@ -126,6 +126,37 @@ class ChannelsLast:
         return Kernel(function, (), rows * width * channels * 4 * 2, chunks)
 
 
+class ChannelsFirst:
+    """The design space of "channels_first", from row-major (N, H, W, C) to channel blocks, of 16 n channels.
+
+    Tokens of a transformer become an image with it. Channels that fill up the last block are zero::
+
+        for point in ChannelsFirst().points(spec, features):
+            kernel = ChannelsFirst().build(spec, point, features)
+    """
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        return row_points(spec.outputs[0].shape[2])
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        x, y = spec.inputs[0], spec.outputs[0]
+        _, channels, height, width = y.shape
+        rows = int(point["rows"])
+        chunks, each = -(-height // rows), y.block // LANES  # vectors of a block
+
+        def body(X: Any, Y: Any) -> None:
+            with row_tasks(X, 1, chunks, rows, height) as (image, _, row):
+                with T.grid(channels // LANES, width) as (v, column):
+                    value = vector_load(X, image, row, column, v * LANES)
+                    vector_store(Y, value, *blocked_index(y, image, v // each, row, column, v % each * LANES))
+                if channels % y.block:
+                    with T.serial(0, width) as column:
+                        at = blocked_index(y, image, channels // y.block, row, column, channels % y.block)
+                        vector_store(Y, broadcast(0.0), *at)
+
+        return Kernel(build_prim_func([x, y], body), (), rows * width * channels * 4 * 2, chunks)
+
+
 class DepthToSpace:
     """The design space of "depth_to_space", between channel blocks (N, s * s * C, H, W) and (N, C, s * H, s * W).
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.codegen.vectors import LANES
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
@@ -15,6 +16,7 @@ from veltair.compiler.graph.parameters.vision import ResizeParameters
 from veltair.compiler.onnx.node_attributes import text_attribute
 from veltair.compiler.onnx.node_evaluation import NodeEvaluator
 from veltair.compiler.patterns.epilogue import Epilogue
+from veltair.compiler.patterns.vision.channels_first import is_read_in_blocks
 from veltair.compiler.patterns.vision.picked_pixels import arguments_of_one
 
 TOLERANCE = 1e-4  # between a node's result and what two taps give, of values up to one
@@ -22,11 +24,14 @@ Taps = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]  # the f
 
 
 def resize(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    """A tensor in blocks that is enlarged or made smaller, with the epilogue behind it."""
+    """A tensor in blocks, or one whose result is read in blocks, that is enlarged or made smaller, with the epilogue
+    behind it."""
     name, shape = node.input[0], view.shape_of(node.output[0])
     if not builder.is_made(name) or len(shape) != 4 or text_attribute(node, "mode", "nearest") != "linear":
         return False
     x = builder.tensors[name]
+    if not x.block and x.dtype == "float32" and x.shape[1] % LANES == 0 and is_read_in_blocks(node.output[0], view):
+        x = builder.to_blocked(name)
     if (x.block, x.dtype) != (view.block, view.dtype) or x.shape[:2] != shape[:2]:
         return False
     taps = _taps(node, view)
