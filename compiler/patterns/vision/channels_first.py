@@ -40,21 +40,23 @@ def channels_first(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder)
 
 def is_read_in_blocks(name: str, view: ModelView) -> bool:
     """Whether all that read a feature map are convolutions, or bring it to some: resized, or joined with others."""
-    users = view.users_of(name)
-    return bool(users) and name not in view.output_names and all(_reads_in_blocks(user, name, view) for user in users)
+    waiting, seen = [name], {name}
+    while waiting:
+        tensor = waiting.pop()
+        users = view.users_of(tensor)
+        if not users or tensor in view.output_names or not all(_takes_blocks(user, tensor, view) for user in users):
+            return False
+        further = {user.output[0] for user in users if user.op_type != "Conv"} - seen
+        waiting += further
+        seen |= further
+    return True
 
 
-def _reads_in_blocks(user: onnx.NodeProto, name: str, view: ModelView) -> bool:
-    if not view.matches.is_free(user) or (user.input[0] != name and user.op_type != "Concat"):
+def _takes_blocks(user: onnx.NodeProto, name: str, view: ModelView) -> bool:
+    if not view.matches.is_free(user):
         return False
-    if user.op_type == "Conv":
-        return user.input[1] in view.constants
-    if user.op_type == "Resize":
-        return is_read_in_blocks(user.output[0], view)
-    whole = view.shape_of(name)[1] % view.block == 0
-    return (
-        user.op_type == "Concat"
-        and attribute(user, "axis", 0) == 1
-        and whole
-        and is_read_in_blocks(user.output[0], view)
+    if user.op_type == "Concat":
+        return attribute(user, "axis", 0) == 1 and view.shape_of(name)[1] % view.block == 0
+    return user.input[0] == name and (
+        user.op_type == "Resize" or (user.op_type == "Conv" and user.input[1] in view.constants)
     )

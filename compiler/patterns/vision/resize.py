@@ -19,6 +19,7 @@ from veltair.compiler.patterns.epilogue import Epilogue
 from veltair.compiler.patterns.vision.channels_first import is_read_in_blocks
 from veltair.compiler.patterns.vision.picked_pixels import arguments_of_one
 
+MOST_PIXELS = 1 << 24  # of the image that tells how a node interpolates
 TOLERANCE = 1e-4  # between a node's result and what two taps give, of values up to one
 Taps = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]  # the first, the second, and its share
 
@@ -54,6 +55,8 @@ def _taps(node: onnx.NodeProto, view: ModelView) -> list[Taps] | None:
     if any(value is None and name for value, name in zip(arguments, node.input[1:], strict=True)):
         return None
     extents, results = view.shape_of(node.input[0])[2:], view.shape_of(node.output[0])[2:]
+    if not 0 < np.prod(results) <= MOST_PIXELS or not 0 < np.prod(extents) <= MOST_PIXELS:
+        return None
     given = arguments[1] if len(arguments) > 1 else None
     scales = [out / size for size, out in zip(extents, results, strict=True)]
     if given is not None and given.size == 4:
@@ -62,7 +65,7 @@ def _taps(node: onnx.NodeProto, view: ModelView) -> list[Taps] | None:
     taps = [_axis_taps(mode, *sizes) for sizes in zip(extents, results, scales, strict=True)]
     image = np.random.default_rng(0).random(extents, np.float32)
     found = NodeEvaluator(view.model.opset).run(node, [image[None, None], *arguments_of_one(node, arguments)])
-    if found is None or found[0].shape != (1, 1, *results) or not found[0].size:
+    if found is None or found[0].shape != (1, 1, *results):
         return None
     ours = _interpolated(_interpolated(image, taps[0], 0), taps[1], 1)
     return taps if float(np.abs(ours - found[0][0, 0]).max()) < TOLERANCE else None
