@@ -64,8 +64,8 @@ def measure_accuracy(artifact: Artifact | str | Path, model: str | Path, samples
     with load(artifact) as ours:
         manifest = ours.artifact.manifest
         if manifest.dimension is None:
-            given = GivenDimensions.parse(manifest.given, str(ours.artifact.path))
-            load_model(path, manifest.max_batch, given=given)  # refuses what is unsafe to run
+            dimensions = GivenDimensions.parse(manifest.given, str(ours.artifact.path))
+            load_model(path, manifest.max_batch, given=dimensions)  # refuses what is unsafe to run
         inputs = model_inputs(parse_model(path).graph)
         if {each.name for each in inputs} != {port.name for port in manifest.client_inputs}:
             takes, wants = (", ".join(sorted(p.name for p in ports)) for ports in (inputs, manifest.client_inputs))

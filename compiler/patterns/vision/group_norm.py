@@ -49,8 +49,8 @@ def group_norm(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> 
         if back is None or back.op_type != "Reshape" or view.shape_of(back.output[0])[:2] != x.shape[:2]:
             return False
         nodes.append(back)
-        repeated = (np.repeat(each, x.shape[1] // len(each)) for each in (scale, shift))
-        last, scale, shift = _scaled(back, *repeated, view, nodes)
+        scale, shift = (np.repeat(each, x.shape[1] // len(each)) for each in (scale, shift))
+        last, scale, shift = _scaled(back, scale, shift, view, nodes)
     epilogue = Epilogue.behind(last, view, builder)
     y = Activation(epilogue.output, view.dtype, x.shape, view.block)
     parameters = GroupNormParameters(groups, float(attribute(norm, "epsilon", 1e-5)), epilogue.activation)

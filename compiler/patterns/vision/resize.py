@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -90,7 +88,7 @@ def _axis_taps(mode: str, size: int, result: int, scale: float) -> Taps:
     return first, np.minimum(first + 1, size - 1).astype(np.int32), (places - first).astype(np.float32)
 
 
-def _interpolated(image: NDArray[np.float32], taps: Sequence[NDArray[np.generic]], axis: int) -> NDArray[np.float32]:
+def _interpolated(image: NDArray[np.float32], taps: Taps, axis: int) -> NDArray[np.float32]:
     """Along an axis, the values between two taps."""
     first, second, share = taps
     shape = [-1 if place == axis else 1 for place in range(image.ndim)]

@@ -191,9 +191,10 @@ def _widened(node: onnx.NodeProto, found: _Rewriting) -> onnx.NodeProto:
         elif entry.name == "axis" and node.op_type == "Concat":
             axis = value % (ROW + 1)
             entry = helper.make_attribute(entry.name, axis + (axis >= ROW))
-        elif entry.name == "axis" and node.op_type == "LayerNormalization":
-            entry = helper.make_attribute(entry.name, ROW)
-        result.attribute.append(entry)
+        if entry.name != "axis" or node.op_type != "LayerNormalization":
+            result.attribute.append(entry)
+    if node.op_type == "LayerNormalization":
+        result.attribute.append(helper.make_attribute("axis", ROW))
     result.input[:] = inputs
     output = node.output[0]
     found.wide[output] = result.output[0] = found.declare(output)

@@ -31,9 +31,10 @@ def tap_windows(weight: NDArray[Any], lanes: int) -> Windows:
     if channels % lanes or rows * columns == 1:
         return ()
     live = np.any(weight != 0, axis=1).reshape(-1, lanes, rows, columns).any(1)
-    found, least = (), MOST_LIVE * rows * columns
+    found: Windows = ()
+    least = MOST_LIVE * rows * columns
     for shares in (n for n in range(1, min(len(live), MOST_SHARES) + 1) if len(live) % n == 0):
-        windows = tuple(_window(taps.any(0)) for taps in np.split(live, shares))
+        windows = tuple(_window(np.any(taps, axis=0)) for taps in np.split(live, shares))
         area = sum(window[2] * window[3] for window in windows) / shares
         if area < least:
             found, least = windows, area

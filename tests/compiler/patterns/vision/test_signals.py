@@ -208,3 +208,17 @@ def test_a_normalisation_of_groups_stays_between_convolutions(tmp_path: Path, gr
     graph = agrees(path, x, 1e-4 if precision == "fp32" else 5e-2, precision)
     product = "conv2d" if precision == "fp32" else "conv2d_bf16"
     assert [layer.op for layer in graph.layers] == ["to_blocked", product, "group_norm", product, "to_plain"]
+
+
+def test_a_layer_normalisation_of_the_steps(tmp_path: Path) -> None:
+    """It has no axis among its attributes: the last one."""
+    nodes = [
+        node("Conv", ["x", "w0"], ["c0"], pads=[1, 1]),
+        node("LayerNormalization", ["c0", "ones", "zeros"], ["s"]),
+        node("Conv", ["s", "w1"], ["y"], pads=[1, 1]),
+    ]
+    constants = {"w0": weight(32, 3, 3), "w1": weight(16, 32, 3), "ones": np.ones(40, np.float32)}
+    constants["zeros"] = np.zeros(40, np.float32)
+    path = save(tmp_path / "net.onnx", nodes, constants, ["n", 3, 40], ["n", 16, 40])
+    graph = agrees(path, rng.standard_normal((2, 3, 40)).astype(np.float32), 1e-4)
+    assert [layer.op for layer in graph.layers] == ["to_blocked", "conv2d", "group_norm", "conv2d", "to_plain"]
