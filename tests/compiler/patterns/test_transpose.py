@@ -43,5 +43,14 @@ def between_tokens_and_maps(net: Net) -> tuple[str, ...]:
 def test_tokens_become_a_feature_map_and_back(tmp_path: Path, batch: int, precision: str) -> None:
     net = Net(x=[batch, 54, 24])
     operators = agree(tmp_path, between_tokens_and_maps(net), net, precision, batch, 54, 24)
-    assert operators.count("transpose") == operators.count("channels_last") == 1
-    assert not {"to_plain", "generic"} & set(operators)
+    assert operators.count("channels_first") == operators.count("channels_last") == 1
+    assert not {"to_plain", "to_blocked", "transpose", "generic"} & set(operators)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_rows_that_no_convolution_reads_are_turned(tmp_path: Path, precision: str) -> None:
+    """Tokens are mixed, as in an MLP-Mixer."""
+    net = Net(x=[2, 54, 24])
+    planes = net("Transpose", net("MatMul", "x", normal(24, 32)), perm=[0, 2, 1])
+    operators = agree(tmp_path, (net("MatMul", planes, normal(54, 20)),), net, precision, 2, 54, 24)
+    assert operators.count("transpose") == 1 and "generic" not in operators
