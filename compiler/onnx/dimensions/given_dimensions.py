@@ -8,9 +8,10 @@ differently write one dimension under several names; these are joined.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import index
 from pathlib import Path
 from typing import TypeAlias
 
@@ -37,7 +38,7 @@ class GivenDimensions:
     same: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # further names of a dimension
 
     @classmethod
-    def of(cls, given: Mapping[str, int | tuple[int, int]], option: str) -> GivenDimensions:
+    def of(cls, given: Mapping[str, int | Sequence[int]], option: str) -> GivenDimensions:
         """An extent, or the least and the greatest, of each; several names of one are joined by commas.
 
         Raises ConfigError, which names the option.
@@ -49,19 +50,20 @@ class GivenDimensions:
                 raise ConfigError(f"{option}: expected the name of a dimension, found {names!r}")
             if others:
                 same[name] = tuple(others)
-            low, high = (value, value) if isinstance(value, int) else value
-            if not 1 <= low <= high <= MOST_EXTENT or (low == high and not isinstance(value, int)):
+            low, high = _numbers(value)
+            fixed, found = (False, "..".join(map(str, value))) if isinstance(value, Sequence) else (True, str(value))
+            if not (1 <= low <= high <= MOST_EXTENT and fixed == (low == high)):
                 raise ConfigError(
                     f"{option}: {name}: expected an extent, or bounds of which the first is below the second, from 1 "
-                    f"to {MOST_EXTENT}; found {low}..{high}"
+                    f"to {MOST_EXTENT}; found {found}"
                 )
-            if low == high:
+            if fixed:
                 extents[name] = low
             else:
                 bounds.append((name, low, high))
         if len(bounds) > 1:
-            found = ", ".join(name for name, *_ in bounds)
-            raise ConfigError(f"{option}: expected bounds of one dimension and extents of all others, found {found}")
+            named = ", ".join(name for name, *_ in bounds)
+            raise ConfigError(f"{option}: expected bounds of one dimension and extents of all others, found {named}")
         every = Counter(chain(extents, (name for name, *_ in bounds), *same.values()))
         if twice := next((name for name, count in every.items() if count > 1), None):
             raise ConfigError(f"{option}: {twice} is given twice")
@@ -74,7 +76,7 @@ class GivenDimensions:
         >>> GivenDimensions.parse(["seq=1..512"], "--dim").bounds
         ('seq', 1, 512)
         """
-        given = dict[str, int | tuple[int, int]]()
+        given = dict[str, int | Sequence[int]]()
         for text in texts:
             names, found, bounds = text.rpartition("=")
             low, dots, high = bounds.partition("..")
@@ -139,6 +141,16 @@ def open_dimensions(proto: onnx.ModelProto) -> None:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if axis and not dim.HasField("dim_value") and not dim.dim_param:
                 dim.dim_param = f"{value.name}:{axis}"
+
+
+def _numbers(value: int | Sequence[int]) -> tuple[int, int]:
+    """The least and the greatest extent; (0, 0), which none is, for what are no whole numbers."""
+    given = value if isinstance(value, Sequence) else (value, value)
+    try:
+        low, high = map(index, given)
+    except (TypeError, ValueError):
+        return 0, 0
+    return low, high
 
 
 def _every_dimension(proto: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:

@@ -129,8 +129,11 @@ def test_texts_that_say_nothing(text: str) -> None:
         GivenDimensions.parse([text], "--dim")
 
 
-@pytest.mark.parametrize("value", [0, -4, MOST_EXTENT + 1, (0, 4), (4, 4), (5, 4), (1, MOST_EXTENT + 1)])
-def test_extents_out_of_bounds(value: int | tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    "value",
+    [0, -4, MOST_EXTENT + 1, (0, 4), (4, 4), (5, 4), (1, MOST_EXTENT + 1), 2.5, "8", None, (1,), (1, 2, 3), (1, 2.5)],
+)
+def test_extents_out_of_bounds(value: Any) -> None:
     with pytest.raises(ConfigError, match="the first is below the second, from 1 to 1048576"):
         GivenDimensions.of({"seq": value}, "dims")
 
