@@ -28,6 +28,10 @@ class Epilogue:
     bias: NDArray[Any] | None = None
     swallowed: tuple[onnx.NodeProto, ...] = ()  # the nodes behind the anchor that need no layer of their own
 
+    def operands(self, x: Activation) -> list[Activation]:
+        """The inputs of the layer: the anchor's, and the residual where there is one."""
+        return [x] if self.residual is None else [x, self.residual]
+
     @classmethod
     def behind(
         cls, anchor: onnx.NodeProto, view: ModelView, builder: GraphBuilder, residual: bool = True, bias: bool = False

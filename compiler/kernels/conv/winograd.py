@@ -86,9 +86,9 @@ def estimated_cycles(spec: LayerSpec, m: int, features: frozenset[str]) -> float
     geometry, each = ConvGeometry.of_layer(spec), registers_per_vector(features)
     places = (m + 2) ** 2 * math.prod(_tile_grid(geometry, m) if m > 1 else geometry.output)
     conv = spec.parameters_as(Conv2dParameters)
-    read = window_share(conv.windows, conv.kernel) if m == 1 else 1.0
-    if m == 1 and skips_padding(spec):
-        read *= live_share(spec)
+    read = 1.0
+    if m == 1:
+        read = window_share(conv.windows, conv.kernel) * (live_share(spec) if skips_padding(spec) else 1.0)
     products = places * read * each / 32  # a cycle makes 32, or 16 in AVX2
     # Transforms; weights come at 8 bytes a cycle, at 4 in the panels of AVX2, which are narrower.
     return products * (1.45 if m > 1 else 1.1) + (m + 2) ** 2 * each / 2

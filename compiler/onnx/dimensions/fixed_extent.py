@@ -11,7 +11,7 @@ extent of each sample as that same input.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,20 +51,14 @@ class FixedExtent:
         """Give the inputs the extent. Raises ModelError where no input has the dimension, or one has it twice and is to
         be exact."""
         require_dimension(proto, self.name, path)
-        axes = open_axes(proto, self.name)
-        surplus = open_surplus(proto, self.name, path)
-        for value in proto.graph.input:
-            for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-                if axis in axes.get(value.name, ()):
-                    dim.dim_value = self.extent + surplus.get(value.name, 0)
-                elif axis == 0 and self.batch is not None and not dim.HasField("dim_value"):
+        open_surplus(proto, self.name, path)  # raises
+        fix_dimension(inputs_of(proto), self.name, self.extent)
+        for value in proto.graph.input if self.batch is not None else ():
+            for dim in value.type.tensor_type.shape.dim[:1]:
+                if not dim.HasField("dim_value"):
                     dim.dim_value = self.batch
         if not self.exact:
-            for value in proto.graph.output:
-                for dim in value.type.tensor_type.shape.dim:
-                    more = surplus_over(dim.dim_param, self.name)
-                    if more is not None:
-                        dim.dim_value = self.extent + more
+            fix_dimension(proto.graph.output, self.name, self.extent)
         del proto.graph.value_info[:]  # what it says of shapes holds for any extent, and is inferred again
 
     def cut_inputs(
@@ -166,6 +160,14 @@ def open_surplus(proto: onnx.ModelProto, name: str, path: Path) -> dict[str, int
         if more - {0}:
             found[value.name] = more.pop()
     return found
+
+
+def fix_dimension(values: Iterable[onnx.ValueInfoProto], name: str, extent: int) -> None:
+    """Give tensors the extent where they have the dimension of this name, or a number more than it."""
+    for value in values:
+        for dim in value.type.tensor_type.shape.dim:
+            if (more := surplus_over(dim.dim_param, name)) is not None:
+                dim.dim_value = extent + more
 
 
 def surplus_over(text: str, name: str) -> int | None:

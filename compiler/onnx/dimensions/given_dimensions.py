@@ -8,7 +8,7 @@ differently write one dimension under several names; these are joined.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import index
@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import onnx
 
-from veltair.compiler.onnx.dimensions.fixed_extent import inputs_of, require_dimension, surplus_over
+from veltair.compiler.onnx.dimensions.fixed_extent import fix_dimension, inputs_of, require_dimension, surplus_over
 from veltair.errors import ConfigError
 
 MOST_EXTENT = 1 << 20
@@ -117,13 +117,12 @@ class GivenDimensions:
             require_dimension(proto, name, path)
         if not (self.extents or self.same):
             return
-        for dim in _every_dimension(proto):
-            for name, others in self.same.items():
-                if (more := _surplus_over_any(dim.dim_param, others)) is not None:
-                    dim.dim_param = f"{name} + {more}" if more else name
-            for name, extent in self.extents.items():
-                if (more := surplus_over(dim.dim_param, name)) is not None:
-                    dim.dim_value = extent + more
+        values = (*inputs_of(proto), *proto.graph.output)
+        for name, others in self.same.items():
+            for other in others:
+                _rename(values, other, name)
+        for name, extent in self.extents.items():
+            fix_dimension(values, name, extent)
         del proto.graph.value_info[:]  # what it says of shapes holds for any extent, and is inferred again
 
 
@@ -153,12 +152,8 @@ def _numbers(value: int | Sequence[int]) -> tuple[int, int]:
     return low, high
 
 
-def _every_dimension(proto: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
-    for value in (*inputs_of(proto), *proto.graph.output):
+def _rename(values: Iterable[onnx.ValueInfoProto], name: str, new: str) -> None:
+    for value in values:
         for dim in value.type.tensor_type.shape.dim:
-            if not dim.HasField("dim_value"):
-                yield dim
-
-
-def _surplus_over_any(text: str, names: Iterable[str]) -> int | None:
-    return next((more for name in names if (more := surplus_over(text, name)) is not None), None)
+            if (more := surplus_over(dim.dim_param, name)) is not None:
+                dim.dim_param = f"{new} + {more}" if more else new

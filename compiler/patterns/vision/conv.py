@@ -83,8 +83,7 @@ def conv(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
         "weight": round_filters(weight) if kind == "conv2d_bf16" else weight,
         "bias": np.zeros(channels, np.float32) if bias is None else np.asarray(bias, np.float32),
     }
-    inputs = [x] if epilogue.residual is None else [x, epilogue.residual]
-    builder.emit(node.name, kind, inputs, [y], parameters, weights, flops)
+    builder.emit(node.name, kind, epilogue.operands(x), [y], parameters, weights, flops)
     builder.take(swallowed)
     return True
 

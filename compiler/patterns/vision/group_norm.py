@@ -54,9 +54,8 @@ def group_norm(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> 
     epilogue = Epilogue.behind(last, view, builder)
     y = Activation(epilogue.output, view.dtype, x.shape, view.block)
     parameters = GroupNormParameters(groups, float(attribute(norm, "epsilon", 1e-5)), epilogue.activation)
-    inputs = [x] if epilogue.residual is None else [x, epilogue.residual]
-    weights = {"scale": scale, "shift": shift}
-    builder.emit(norm.name, "group_norm", inputs, [y], parameters, weights, 7 * int(np.prod(np.abs(x.shape))))
+    weights, flops = {"scale": scale, "shift": shift}, 7 * int(np.prod(np.abs(x.shape)))
+    builder.emit(norm.name, "group_norm", epilogue.operands(x), [y], parameters, weights, flops)
     builder.take((*nodes, *epilogue.swallowed))
     return True
 

@@ -29,20 +29,19 @@ def resize(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool
     if not builder.is_made(name) or len(shape) != 4 or text_attribute(node, "mode", "nearest") != "linear":
         return False
     x = builder.tensors[name]
-    if not x.block and x.dtype == "float32" and x.shape[1] % LANES == 0 and is_read_in_blocks(node.output[0], view):
-        x = builder.to_blocked(name)
-    if (x.block, x.dtype) != (view.block, view.dtype) or x.shape[:2] != shape[:2]:
+    comes = not x.block and x.dtype == "float32" and x.shape[1] % LANES == 0 and is_read_in_blocks(node.output[0], view)
+    if not (comes or (x.block, x.dtype) == (view.block, view.dtype)) or x.shape[:2] != shape[:2]:
         return False
     taps = _taps(node, view)
     if taps is None:
         return False
+    x = builder.to_blocked(name)
     (above, below, down), (left, right, across) = taps
     epilogue = Epilogue.behind(node, view, builder)
     y = Activation(epilogue.output, view.dtype, shape, view.block)
-    inputs = [x] if epilogue.residual is None else [x, epilogue.residual]
     weights = {"above": above, "below": below, "down": down, "left": left, "right": right, "across": across}
     flops = 6 * int(np.prod(np.abs(shape)))
-    builder.emit(node.name, "resize", inputs, [y], ResizeParameters(epilogue.activation), weights, flops)
+    builder.emit(node.name, "resize", epilogue.operands(x), [y], ResizeParameters(epilogue.activation), weights, flops)
     builder.take(epilogue.swallowed)
     return True
 

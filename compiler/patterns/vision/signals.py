@@ -227,7 +227,7 @@ def _regrouped(node: onnx.NodeProto, found: _Rewriting) -> list[onnx.NodeProto]:
         nodes.append(user)
         if user.op_type == "Reshape":
             normalises = any(normalises_planes(each, view) for each in nodes)
-            return nodes if normalises and len(shape) == ROW + 1 and view.shape_of(user.output[0]) == shape else []
+            return nodes if normalises and view.shape_of(user.output[0]) == shape else []
         scales = user.op_type in ("Mul", "Add") and any(name in view.constants for name in user.input)
         if not (scales or normalises_planes(user, view)):
             return []

@@ -50,6 +50,16 @@ def draw_input(port: Port, batch: int) -> NDArray[Any]:
 def read_onnx_inputs(model: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     """Dtype and shape of the inputs of an ONNX file, by name; dynamic dimensions are 0. Raises ModelError."""
     import onnx
+
+    return {
+        name: (onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type), tuple(dim.dim_value for dim in kind.shape.dim))
+        for name, kind in _onnx_inputs(model).items()
+    }
+
+
+def _onnx_inputs(model: Path) -> dict[str, Any]:
+    """The `onnx.TypeProto.Tensor` of each input of an ONNX file. Raises ModelError."""
+    import onnx
     from google.protobuf.message import DecodeError
 
     try:
@@ -57,11 +67,7 @@ def read_onnx_inputs(model: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, .
     except DecodeError:
         raise ModelError(f"{model}: expected an ONNX file") from None
     constants = {constant.name for constant in graph.initializer}
-    kinds = {value.name: value.type.tensor_type for value in graph.input if value.name not in constants}
-    return {
-        name: (onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type), tuple(dim.dim_value for dim in kind.shape.dim))
-        for name, kind in kinds.items()
-    }
+    return {value.name: value.type.tensor_type for value in graph.input if value.name not in constants}
 
 
 def peer_feeds(model: Path, feeds: Feeds, batch: int) -> Feeds:
@@ -138,14 +144,10 @@ def openvino_network(model: Path, feeds: Feeds) -> Any:
 
 def named_extents(model: Path, feeds: Feeds) -> dict[str, int]:
     """The extents of the dimensions that an ONNX file leaves open, by their names."""
-    import onnx
-
-    inputs = onnx.load(str(model), load_external_data=False).graph.input
-    shapes = {value.name: value.type.tensor_type.shape.dim for value in inputs if value.name in feeds}
     return {
         dim.dim_param: extent
-        for name, dims in shapes.items()
-        for dim, extent in zip(dims, feeds[name].shape, strict=True)
+        for name, kind in _onnx_inputs(model).items()
+        for dim, extent in zip(kind.shape.dim, feeds[name].shape, strict=True)
         if dim.dim_param
     }
 

@@ -73,3 +73,15 @@ def test_what_is_more_than_two_taps(tmp_path: Path, attributes: dict[str, Any]) 
     proto.opset_import[0].version = 18
     onnx.save(proto, path)
     assert "resize" not in {layer.op for layer in lower(load_model(path), "fp32").layers}
+
+
+def test_what_is_no_layer_leaves_nothing_behind(tmp_path: Path) -> None:
+    """An image that comes in rows goes to blocks once, behind what TVM makes of the node."""
+    net = Net(x=[2, CHANNELS, *SIZE])
+    y = net("Resize", "x", "", "", np.array([2, CHANNELS, 3, 4]), mode="linear", antialias=1)
+    path = net.save(tmp_path / "net.onnx", convolved(net, y))
+    proto = onnx.load(path)
+    proto.opset_import[0].version = 18
+    onnx.save(proto, path)
+    operators = [layer.op for layer in lower(load_model(path), "fp32").layers]
+    assert operators.count("to_blocked") == 1 and "resize" not in operators
