@@ -9,7 +9,8 @@ BIN := $(VENV)/bin
 demo: $(VENV)/runs
 	$(BIN)/veltair demo
 
-test: lint types docs doctest pytest
+test: lint
+	+$(SIDE_BY_SIDE) $(LANES:%=pytest-%) docs doctest
 
 test-all:
 	$(MAKE) test SWEEPS=--whole-sweeps
@@ -54,10 +55,12 @@ doctest: $(VENV)/ready
 	$(BIN)/pytest --quiet --doctest-modules $(NOT_INSTALLED:%=--ignore=%) \
 		veltair compiler profiles scenarios scheduler server loadgen
 
-# Lanes of a few minutes, the longest first. One more at once than there are cores: what starts daemons mostly waits, the
-# other tests keep a core busy. Each prints its output as it ends.
-LANES := kernels veltair compiler faults daemon engine others
-AT_ONCE := $(shell expr $$(nproc) + 1)
+# Lanes of a few minutes, the longest first. Two more at once than there are cores: what compiles keeps a core busy, what
+# starts daemons mostly waits. Each prints its output as it ends. Thousands of processes start: none of them is to
+# compile the sources again, which many containers ask for.
+unexport PYTHONDONTWRITEBYTECODE
+LANES := kernels compiler daemon veltair others faults engine
+AT_ONCE := $(shell expr $$(nproc) + 2)
 kernels := $(addprefix tests/compiler/,kernels patterns quantisation)
 compiler := tests/compiler $(kernels:%=--ignore=%)
 veltair := tests/veltair
@@ -65,8 +68,9 @@ faults := tests/faults
 daemon := tests/server/daemon
 engine := $(addprefix tests/server/,engine front worker wire)
 others := $(patsubst %,--ignore=%,tests/compiler $(veltair) $(faults) $(daemon) $(engine))
+SIDE_BY_SIDE = $(MAKE) --no-print-directory --jobs=$(AT_ONCE) --keep-going --output-sync=target
 pytest: $(VENV)/ready
-	$(MAKE) --no-print-directory --jobs=$(AT_ONCE) --keep-going --output-sync=target $(LANES:%=pytest-%)
+	+$(SIDE_BY_SIDE) $(LANES:%=pytest-%)
 
 # Compiles leave the cores to daemons, whose loads leave them to queries: these would get a three-hundredth beside them.
 pytest-kernels pytest-compiler: OTHERS_FIRST := $(shell command -v chrt > /dev/null && echo chrt --idle 0)

@@ -22,9 +22,19 @@ Runs = Sequence[tuple[Arrays, Iterable[NDArray[Any]]]]  # inputs by name, and ou
 
 
 def outcome(
-    folder: Path, model: onnx.ModelProto, runs: Runs, *, precision: Literal["fp32", "bf16"] = "fp32", **options: Any
+    folder: Path,
+    model: onnx.ModelProto,
+    runs: Runs,
+    *,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    tolerance: float | None = None,
+    **options: Any,
 ) -> str:
-    """`ours`, `with ONNX Runtime`, or what is wrong or refused, and why. `options`: of `veltair.compile`."""
+    """`ours`, `with ONNX Runtime`, or what is wrong or refused, and why.
+
+    tolerance: of `difference`; by default that of the precision. options: of `veltair.compile`.
+    """
+    allowed = TOLERANCE[precision] if tolerance is None else tolerance
     folder.mkdir()
     path = folder / "model.onnx"
     onnx.save(model, str(path))
@@ -34,7 +44,7 @@ def outcome(
             for feeds, wanted in runs:
                 found = run({port.name: feeds[port.name] for port in artifact.inputs})
                 outputs = {port.name: found[port.name] for port in model.graph.output}
-                if fault := difference(outputs, wanted, TOLERANCE[precision]):
+                if fault := difference(outputs, wanted, allowed):
                     shapes = ", ".join(f"{name} {feed.shape}" for name, feed in feeds.items())
                     return f"wrong: {fault} (from {shapes})"
     except VeltairError as error:
@@ -45,11 +55,13 @@ def outcome(
     return "with ONNX Runtime" if fallback else "ours"
 
 
-def right_outputs(model: onnx.ModelProto, feeds: Arrays) -> dict[str, NDArray[Any]]:
-    """What ONNX Runtime gives, in the model's order; it raises its own types."""
+def right_outputs(model: onnx.ModelProto, feeds: Arrays, *, optimised: bool = True) -> dict[str, NDArray[Any]]:
+    """What ONNX Runtime gives, in the model's order; it raises its own types. optimised: with its own rewritings."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
+    if not optimised:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model.SerializeToString(), options)
     return dict(zip([port.name for port in session.get_outputs()], session.run(None, dict(feeds)), strict=True))
 

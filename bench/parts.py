@@ -116,7 +116,9 @@ def _coverage(at: Settings) -> Sequence[Command]:
 def _random_graphs(at: Settings) -> Sequence[Command]:
     out = ("--out", at.result("random-graphs"))
     opened = ("--open", "--count", "40", "--seed", "1001", "--nodes", "6")
-    return [("bench.random_graphs", "--count", "60", *out), ("bench.random_graphs", *opened, *out)]
+    quantised = ("--int8", "--count", "60", "--seed", "2001")
+    kinds = (("--count", "60"), opened, quantised)
+    return [("bench.random_graphs", *kind, *out) for kind in kinds]
 
 
 def _layer_launch(at: Settings) -> Sequence[Command]:

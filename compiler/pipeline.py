@@ -225,7 +225,8 @@ def write_manifest(compilation: Compilation) -> None:
         schema=SCHEMA,
         model=c.name,
         precision="bf16" if c.precision == "bf16" else "fp32",
-        tolerance=max(TOLERANCE[c.precision], quantised_tolerance(graph.layers)) + TABLE_TOLERANCE[c.storage.storage],
+        tolerance=max(TOLERANCE["bf16" if c.model.halves else c.precision], quantised_tolerance(graph.layers))
+        + TABLE_TOLERANCE[c.storage.storage],
         qos_ns=c.qos_ns,
         target={k: v if isinstance(v, int | str) else ",".join(v) for k, v in c.setting.target.items()},
         features=tuple(sorted(c.isa)),

@@ -31,6 +31,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole-sweeps", action="store_true", help="all cases of tests that are marked as sweeps")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--whole-sweeps"):
+        os.environ["VELTAIR_WHOLE_SWEEPS"] = "1"  # run_kernels.some_of
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return "sweeps: " + ("whole" if config.getoption("--whole-sweeps") else "thinned; --whole-sweeps tries every case")
 

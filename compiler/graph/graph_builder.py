@@ -101,7 +101,7 @@ class GraphBuilder:
         block = block or self._view.block
         twin = f"{name}/blocked{block}"
         if twin not in self._tensors:
-            if len(tensor.shape) != 4 or tensor.dtype != "float32":
+            if len(tensor.shape) != 4 or min(tensor.shape[1:]) < 1 or tensor.dtype != "float32":
                 raise ModelError(f"tensor {name!r}: expected (N, C, H, W) of float32, found {tensor}")
             blocked = Activation(twin, self._view.dtype, tensor.shape, block)
             self.emit(twin, "to_blocked", [tensor], [blocked])

@@ -154,3 +154,8 @@ class ModelView:
     def shape_of(self, name: str) -> tuple[int, ...]:
         """The ONNX shape; a dimension -k stands for k times the batch."""
         return self.values[name].shape
+
+    def is_map(self, name: str) -> bool:
+        """Whether a tensor is feature maps, (N, C, H, W): the batch, where it has one, is its first dimension alone."""
+        shape = self.shape_of(name)
+        return len(shape) == 4 and min(shape[1:]) > 0

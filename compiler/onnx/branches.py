@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from veltair.compiler.onnx.constants import inner_graphs
+from veltair.compiler.onnx.constants import inner_graphs, rename_tensors
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.node_checks import stays_true
 from veltair.compiler.onnx.node_evaluation import Array
@@ -34,7 +34,7 @@ def take_branch(node: onnx.NodeProto, condition: bool) -> tuple[list[onnx.NodePr
     names = {name: f"{node.name}/{name}" for inner in branch.node for name in inner.output if name}
     names |= {tensor.name: f"{node.name}/{tensor.name}" for tensor in branch.initializer}
     constants = {names[tensor.name]: numpy_helper.to_array(tensor) for tensor in branch.initializer}
-    _rename(branch, names)
+    rename_tensors(branch, names)
     ends = [
         onnx.helper.make_node("Identity", [names.get(inner.name, inner.name)], [outer], name=f"{node.name}/{outer}")
         for inner, outer in zip(branch.output, node.output, strict=True)
@@ -43,18 +43,6 @@ def take_branch(node: onnx.NodeProto, condition: bool) -> tuple[list[onnx.NodePr
     for number, inner in enumerate(branch.node):  # names inside of it need not be unique, nor be there
         inner.name = f"{node.name}/{number}/{inner.name or inner.op_type}"
     return [*branch.node, *ends], constants
-
-
-def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """Rename what nodes read and make, down to the graphs inside them, except for names that those make themselves."""
-    for node in graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
-        for inner in inner_graphs(node):
-            own = {name for n in inner.node for name in n.output} | {i.name for i in inner.input}
-            _rename(inner, {old: new for old, new in names.items() if old not in own})
-            for output in inner.output:
-                output.name = output.name if output.name in own else names.get(output.name, output.name)
 
 
 def tensors_of_sequences(graph: onnx.GraphProto, constants: dict[str, Array]) -> None:
@@ -149,7 +137,7 @@ class _Sequences:
             self.constants[names[number]] = np.full([1] * dims[0], trip, np.int64)
             self.constants[names[goes_on]] = np.full([1] * dims[1], True)
             names |= {value.name: now for value, now in zip(turn.input[2:], carried, strict=True)}
-            _rename(turn, names)
+            rename_tensors(turn, names)
             for place, inner in enumerate(turn.node):
                 inner.name = f"{prefix}/{place}/{inner.name or inner.op_type}"
             self.walk(turn.node)

@@ -7,7 +7,7 @@ file outside the model's folder is ever opened.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -156,11 +156,26 @@ def _read(tensor: TensorProto, path: Path, copies: BinaryIO) -> None:
             tensor.raw_data = stream.read(length)
             tensor.data_location = TensorProto.DEFAULT
             return
-        entries = {"location": Path(copies.name).name, "offset": copies.tell(), "length": length}
-        for key, value in entries.items():
-            tensor.external_data.add(key=key, value=str(value))
+        _refer_to_end(tensor, copies, length)
         for start in range(0, length, MAPPED_BYTES):
             copies.write(stream.read(min(MAPPED_BYTES, length - start)))
+
+
+def _refer_to_end(tensor: TensorProto, copies: BinaryIO, length: int) -> None:
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in {"location": Path(copies.name).name, "offset": copies.tell(), "length": length}.items():
+        tensor.external_data.add(key=key, value=str(value))
+
+
+def put_array(tensor: TensorProto, array: NDArray[Any], copies: BinaryIO) -> None:
+    """Give a tensor other values, of a type of their own; where they are large, at the end of the file."""
+    if array.nbytes < MAPPED_BYTES:
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+        return
+    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+    tensor.CopyFrom(TensorProto(name=tensor.name, data_type=kind, dims=array.shape))
+    _refer_to_end(tensor, copies, array.nbytes)
+    copies.write(np.ascontiguousarray(array).data)
 
 
 def _place(tensor: TensorProto, path: Path) -> tuple[Path, int, int]:
@@ -203,15 +218,34 @@ def inner_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:
-    """Every name that the graphs inside a node read, their own names included, which is harmless here."""
-    inner = [n for graph in inner_graphs(node) for n in all_nodes(graph.node)]
-    outputs = {o.name for graph in inner_graphs(node) for o in graph.output}
-    return outputs | {name for n in inner for name in n.input}
+    """The tensors from outside that the graphs inside a node read, down to the innermost."""
+    return set[str]().union(*map(_captured, inner_graphs(node)))
+
+
+def _captured(graph: onnx.GraphProto) -> set[str]:
+    read = {name for node in graph.node for name in read_names(node)}
+    return read.union(output.name for output in graph.output) - _own_names(graph)
+
+
+def _own_names(graph: onnx.GraphProto) -> set[str]:
+    return {each.name for each in (*graph.input, *graph.initializer)} | {n for node in graph.node for n in node.output}
 
 
 def read_names(node: onnx.NodeProto) -> set[str]:
-    """The tensors that a node reads, and the graphs inside it. Names that only those know are harmless."""
+    """The tensors that a node reads, and the graphs inside it."""
     return {name for name in node.input if name} | captured_names(node)
+
+
+def rename_tensors(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Rename what nodes read and make, down to the graphs inside them, except for names that those make themselves."""
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for inner in inner_graphs(node):
+            own = _own_names(inner)
+            rename_tensors(inner, {old: new for old, new in names.items() if old not in own})
+            for output in inner.output:
+                output.name = output.name if output.name in own else names.get(output.name, output.name)
 
 
 def all_tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:

@@ -27,6 +27,7 @@ from veltair.compiler.onnx.dimensions.given_dimensions import NOTHING_GIVEN, Giv
 from veltair.compiler.onnx.folding.shape_folding import fold_shapes
 from veltair.compiler.onnx.folding.sized_outputs import OUTPUT_ROOM, OutputRoom
 from veltair.compiler.onnx.group_norms import spell_group_norms
+from veltair.compiler.onnx.half_floats import has_half_floats, state_looked_up_rows, widen_half_floats
 from veltair.compiler.onnx.limits import bounded_memory, check_memory, check_nodes, check_sizes, held_bytes
 from veltair.compiler.onnx.node_attributes import name_nodes
 from veltair.compiler.onnx.node_checks import check_loops, check_values, sort_nodes
@@ -84,6 +85,7 @@ class OnnxModel:
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of inputs, where no Gather tells them
     ragged: tuple[RaggedInput, ...] = ()  # how clients give some of the inputs: as bags that differ in length
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that numbers stand for, by output of text
+    halves: bool = False  # whether the file computes in floats of 16 bits, which have 32 here
 
     @property
     def stated_qos_ns(self) -> int:
@@ -131,16 +133,21 @@ def load_model(
     if fixed and bags.ragged:
         raise ModelError(f"{path}: has bags that differ in length; expected no dimension {fixed.name} beside the batch")
     whole = fixed is not None and fixed.exact  # ONNX Runtime runs what looks rows up, and takes tables as they are
+    halves = not whole and has_half_floats(proto)
+    if halves:
+        state_looked_up_rows(proto.graph)
     stored = {} if whole else extract_quantised_tables(proto, path, frozenset(TEXTUAL))
     columns = extract_columns(proto, path, fallback=fallback)
     check_nodes(proto, path, columns_taken=True)
     domains = {*STANDARD, "ai.onnx.ml", *(RUN_ELSEWHERE if fallback else ())}  # our kernels take much of that one
     check_written_operators(proto, domains, path)
     check_tensors(proto, path)
-    held = held_bytes(proto)
+    held = held_bytes(proto) * (2 if halves else 1)  # as they will be
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     with ScratchFolder("import") as folder, bounded_memory(held, path):
         tables = extract_tables(proto, path, folder)
+        if halves:
+            tables = widen_half_floats(proto, tables, folder)
         dynamic = has_open_batch(proto, path)
         proto = up_to_date(proto, path, folder)
         if fixed:
@@ -188,7 +195,7 @@ def load_model(
     others = {o.domain: o.version for o in simple.opset_import if o.domain in RUN_ELSEWHERE}
     bounds = fixed.bounds if fixed else bags.bounds
     own = limit, metadata, columns, folded.mergeable, others, folded.sized, quantised, bounds, bags.ragged, labels
-    return OnnxModel(path, path.stem, opset, tuple(folded.nodes), values, constants, inputs, outputs, *own)
+    return OnnxModel(path, path.stem, opset, tuple(folded.nodes), values, constants, inputs, outputs, *own, halves)
 
 
 def _check_sizes(proto: onnx.ModelProto, batch: int, held: int, path: Path) -> None:

@@ -105,7 +105,7 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
     if spec.op in ("concat", "concat_rows"):
         return [np.concatenate(x, axis=1)]
     if spec.op == "transpose":
-        return [x[0].transpose(0, 2, 1)]
+        return [x[0].swapaxes(1, 2)]
     if spec.op == "group_norm":
         return [_group_norm(spec, x)]
     if spec.op == "lrn":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -210,13 +210,22 @@ def _pressed(
     tick: Callable[[], None],
     budget_ns: int,
 ) -> NDArray[np.float64]:
-    """Times in ns beside co-runners of this grade: (jobs, batches, cores)."""
-    times = np.empty_like(alone)
+    """Times in ns beside co-runners of this grade: (jobs, batches, cores).
+
+    The smallest and the largest batch are timed. The slowdown of the others lies between, by their place: they are
+    nearly powers of two.
+    """
+    ends = sorted({0, alone.shape[1] - 1})
+    extreme = [replace(job, operands=tuple(job.operands[end] for end in ends)) for job in jobs]
+    share = np.linspace(0.0, 1.0, alone.shape[1])
+    slowdown = np.empty_like(alone)
     for count in range(1, len(meter.cores)):
         with run_co_runners(meter.cores[count:], grade):
-            times[:, :, count - 1 : count] = _measure(jobs, meter, (count,), tick, budget_ns, PRESSED_RUNS)
-    times[:, :, -1] = alone[:, :, -1] * times[:, :, -2] / alone[:, :, -2]
-    return times
+            times = _measure(extreme, meter, (count,), tick, budget_ns, PRESSED_RUNS)[:, :, 0]
+        least, most = (times / alone[:, ends, count - 1])[:, [0, -1]].T[:, :, None]
+        slowdown[:, :, count - 1] = least + share * (most - least)
+    slowdown[:, :, -1] = slowdown[:, :, -2]
+    return alone * slowdown
 
 
 def _slowdown(jobs: Sequence[TimingJob], pressed: NDArray[np.float64], alone: NDArray[np.float64]) -> float:

@@ -16,7 +16,6 @@ import hashlib
 import os
 import secrets
 import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -201,23 +200,36 @@ def write_artifact(final: Path) -> Iterator[Path]:
     """
     if final.exists() and not (final / MANIFEST).is_file() and (not final.is_dir() or any(final.iterdir())):
         raise ArtifactError(f"{final}: exists and is no model artifact; it is left alone")
+    token = secrets.token_hex(8)  # names that no other folder has
+    draft, old = (final.parent / f".{final.name}.{kind}{token}" for kind in ("", "old."))
+    try:
+        try:
+            _make_draft(final, draft)
+            yield draft
+            for path in (draft / MANIFEST, draft / WEIGHTS, draft / KERNELS, *draft.glob(COLUMNS)):
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            if final.exists():
+                old.mkdir(0o700)
+                final.rename(old / "artifact")
+            draft.rename(final)
+        finally:
+            _tidy_up(final, draft, old)
+    finally:  # once more: a signal's exception comes out of any line, also out of one that tidies up
+        _tidy_up(final, draft, old)
+
+
+def _make_draft(final: Path, draft: Path) -> None:
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        draft = final.parent / f".{final.name}.{secrets.token_hex(4)}"
         draft.mkdir()  # as open as the umask says, since another user may serve it; those of `tempfile` never are
     except OSError as error:
         raise ArtifactError(f"{final}: cannot write there ({error.strerror})") from None
-    try:
-        yield draft
-        for path in (draft / MANIFEST, draft / WEIGHTS, draft / KERNELS, *draft.glob(COLUMNS)):
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        if final.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{final.name}.old.", dir=final.parent))
-            final.rename(old / "artifact")
-            draft.rename(final)
-            shutil.rmtree(old)
-        else:
-            draft.rename(final)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _tidy_up(final: Path, draft: Path, old: Path) -> None:
+    """Remove what is left beside the artifact; one that was to be replaced, and was not, comes back."""
+    if (old / "artifact").exists() and not final.exists():
+        (old / "artifact").rename(final)
+    for folder in (draft, old):
+        shutil.rmtree(folder, ignore_errors=True)

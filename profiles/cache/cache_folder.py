@@ -12,13 +12,13 @@ import hashlib
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from veltair.errors import ConfigError
+from veltair.machine.whole_file import TEMPORARY, whole_file
 from veltair.profiles.artifact.file_owners import require_own_file
 
 KINDS = ("objects", "timings", "versions")
@@ -27,9 +27,8 @@ LIMIT = "limit"  # the file that holds the size limit where the user has set one
 DEFAULT_LIMIT_BYTES = 1 << 30
 KEPT_SHARE = 0.9  # of the limit, of what is left when the oldest entries go: the next entry does not scan again
 PAGE = 4096  # bytes; what a small file takes at least
-_TEMPORARY = ".veltair-"
 # Nothing else is counted or removed: the path may by mistake be that of a folder with other things.
-_ENTRY = re.compile(rf"[0-9a-f]{{64}}|{re.escape(_TEMPORARY)}\w+")
+_ENTRY = re.compile(rf"[0-9a-f]{{64}}|{re.escape(TEMPORARY)}\w+")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -123,7 +122,8 @@ class CacheFolder:
         if self._bytes + size > limit:
             self._bytes = self._evict(int((limit - size) * KEPT_SHARE))
         try:
-            _write_renamed(folder / key, _head(kind, key, content) + content)
+            with whole_file(folder / key, mode=0o600) as file:
+                file.write(_head(kind, key, content) + content)
         except OSError:
             with suppress(OSError):  # of a full disk, not even folders stay if they are empty
                 folder.rmdir()
@@ -194,17 +194,6 @@ class CacheFolder:
                 require_own_file(folder, path)
             finally:
                 os.close(folder)
-
-
-def _write_renamed(path: Path, raw: bytes) -> None:
-    file, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
-    try:
-        with os.fdopen(file, "wb") as opened:
-            opened.write(raw)
-        Path(name).rename(path)
-    except BaseException:  # an interrupt too
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _head(kind: str, key: str, content: bytes) -> bytes:

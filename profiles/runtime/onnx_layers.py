@@ -93,6 +93,7 @@ def exact_session(model: str | bytes, options: Any) -> Any:
     import onnxruntime as ort
 
     options.add_session_config_entry("session.x64quantprecision", "1")
+    options.log_severity_level = 4  # an error is raised, and need not be printed too
     try:
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception:  # ONNX Runtime raises its own types
@@ -109,7 +110,6 @@ class _Session:
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-        options.log_severity_level = 4  # an error is raised, and need not be printed too
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores are others' between blocks
         before = _threads()
         self._session = exact_session(content, options)

@@ -36,7 +36,7 @@ from veltair.server.ipc.block_orders import BlockEnd
 from veltair.server.ipc.channel import Channel, ChannelClosedError
 from veltair.server.ipc.forks.fork_server import ForkServer
 from veltair.server.ipc.open_artifacts import OpenArtifacts
-from veltair.server.ipc.process_setup import log_failure
+from veltair.server.ipc.process_setup import end_by_failure
 from veltair.server.protocol.failed_queries import one_line
 
 logger = logging.getLogger("veltair.engine")
@@ -93,7 +93,7 @@ class Engine:
         """Serve until the front sends Shutdown or is gone."""
         os.sched_setaffinity(0, os.sched_getaffinity(0) if self._home is None else (self._home,))
         log, front_is_gone = closing(self._log) if self._log else nullcontext(), suppress(ChannelClosedError)
-        with log, closing(self._supervisor), log_failure("the engine fails"), front_is_gone:
+        with log, closing(self._supervisor), end_by_failure("the engine fails"), front_is_gone:
             self._supervisor.start_missing(time.monotonic_ns())
             while not self._stopping:
                 self._poll_once()

@@ -28,6 +28,8 @@ from veltair.server.protocol.infer_request import Parameter
 from veltair.server.protocol.validation import timeout_ns
 
 ROUNDED_SHARE = 100  # clients over gRPC round the time until their deadline up by one part in so many at the most
+HELD_UP_NS = 10_000_000  # and on a busy machine what they send waits so long between that and the wire
+MOST_SHARE = 10  # of the whole time, one part in so many at the most
 
 
 def earliest_deadline(parameters: Mapping[str, Parameter], arrival_ns: int, deadline_ns: int | None) -> int | None:
@@ -44,8 +46,16 @@ def earliest_deadline(parameters: Mapping[str, Parameter], arrival_ns: int, dead
 def gives_up_at_deadline(deadline_ns: int | None, arrival_ns: int, now_ns: int) -> bool:
     """Whether a client that leaves now does so because its time is over. Its own clock tells it so, and its reset
     mostly comes before the server's timer.
+
+    >>> gives_up_at_deadline(300_000_000, arrival_ns=0, now_ns=291_000_000)
+    True
+    >>> gives_up_at_deadline(20_000_000, arrival_ns=0, now_ns=11_000_000)
+    False
     """
-    return deadline_ns is not None and now_ns >= deadline_ns - (deadline_ns - arrival_ns) // ROUNDED_SHARE
+    if deadline_ns is None:
+        return False
+    whole_ns = deadline_ns - arrival_ns
+    return now_ns >= deadline_ns - min(max(whole_ns // ROUNDED_SHARE, HELD_UP_NS), whole_ns // MOST_SHARE)
 
 
 def as_counted(

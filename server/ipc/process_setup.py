@@ -53,13 +53,14 @@ def kill_and_reap(process: subprocess.Popen[bytes]) -> Thread:
 
 
 @contextmanager
-def log_failure(what: str) -> Iterator[None]:
-    """Log an exception as it leaves the block: what cleans up behind it may take long, and be killed meanwhile."""
+def end_by_failure(what: str) -> Iterator[None]:
+    """An exception of the block is logged and ends the process with exit code 1: at once, since what cleans up behind
+    it may take long, and be killed meanwhile."""
     try:
         yield
     except Exception:
         logging.getLogger("veltair").exception(what)
-        raise
+        sys.exit(1)
 
 
 def log_to_stderr(log_format: str | None = None) -> None:

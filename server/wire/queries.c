@@ -406,9 +406,14 @@ static void abandon(query *q) {
   if (lane_push(&thread->link->lanes[thread->index], &record)) notify(thread->link);
 }
 
+enum { HELD_UP_NS = 10000000 };
+
 /* As admission.gives_up_at_deadline. */
 static bool gives_up_at_deadline(const query *q) {
-  return q->deadline_ns && now_ns() >= q->deadline_ns - (q->deadline_ns - q->arrival_ns) / 100;
+  int64_t whole = q->deadline_ns - q->arrival_ns, early = whole / 100;
+  if (early < HELD_UP_NS) early = HELD_UP_NS;
+  if (early > whole / 10) early = whole / 10;
+  return q->deadline_ns && now_ns() >= q->deadline_ns - early;
 }
 
 void query_abandon(query *q) {

@@ -35,6 +35,8 @@ def product(
         "bias": rng.standard_normal(columns).astype(np.float32),
         "output": np.array([0.04, 60 if dtypes[1] == "uint8" else -20]),
     }
+    if parameters.whole_bias:
+        weights["bias"] = (np.rint(weights["bias"] / weights["scale"]) * weights["scale"]).astype(np.float32)
     if parameters.wide:
         weights["weight_zero"] = rng.integers(-127, 129, columns).astype(np.int32)
         weights["weight"] = weights["weight"].astype(np.int16) + weights["weight_zero"].astype(np.int16)
@@ -94,4 +96,13 @@ CASES = {
         (-1, 6, 6, 5), (-1, 20, 6, 5), Parameters("none", SQUARE, dynamic=True, wide=True), ("uint8", "float32")
     ),
     "dilated": product((-1, 6, 7, 7), (-1, 20, 7, 7), Parameters("none", DILATED)),
+    "a bias of whole steps, saturated": product(
+        (-7, 66), (-7, 130), Parameters("none", None, Addend.RESIDUAL, "uint8", whole_bias=True, saturates=True)
+    ),
+    "signed, a bias of whole steps": product(
+        (-1, 24, 5, 4), (-1, 64, 5, 4), Parameters("relu", SQUARE, whole_bias=True), ("int8", "int8")
+    ),
+    "wide weights, a bias of whole steps": product(
+        (-7, 66), (-7, 64), Parameters("none", None, Addend.BIAS, "int8", wide=True, whole_bias=True, saturates=True)
+    ),
 }

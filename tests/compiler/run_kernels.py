@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -61,6 +62,20 @@ def build_kernel(spec: LayerSpec, point: Point, mcpu: str = "") -> tuple[Kernel,
     if len(_compiled) > KEPT:
         del _compiled[next(iter(_compiled))]
     return kernel, found
+
+
+def some_of(points: Sequence[Point], every: int = 0) -> Sequence[Point]:
+    """Of a design space, the points with a value that none before has, or each `every`-th; in whole sweeps, all."""
+    if "VELTAIR_WHOLE_SWEEPS" in os.environ:
+        return points
+    if every:
+        return points[::every]
+    seen: set[tuple[str, object]] = set()
+    kept = []
+    for point in points:
+        kept += [point] if set(point.items()) - seen else []
+        seen |= set(point.items())
+    return kept
 
 
 def compile_ahead(spec: LayerSpec, points: Sequence[Point], mcpu: str = "") -> Sequence[Point]:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from veltair.compiler.timing import latency_tables, measure, modelled_interference
+from veltair.compiler.timing import co_runners, latency_tables, measure, modelled_interference
 
 BUDGET_NS = 1_000_000  # a kernel of some microseconds still runs hundreds of times
 WINDOW_NS = 4_000_000  # of streaming through memory
+MEMORY_BYTES = 64 << 20  # of the machine: its caches may be larger, and to fill buffers of twice their size takes time
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,4 +21,6 @@ def measured_shortly() -> Iterator[None]:
         patch.setattr(measure, "BUDGET_NS", BUDGET_NS)
         patch.setattr(latency_tables, "BUDGET_NS", BUDGET_NS)
         patch.setattr(modelled_interference, "WINDOW_NS", WINDOW_NS)
+        patch.setattr(modelled_interference, "memory_bytes", lambda: MEMORY_BYTES)
+        patch.setattr(co_runners, "memory_bytes", lambda: MEMORY_BYTES)
         yield

@@ -42,7 +42,7 @@ def repository(artifacts: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "models"
     for name in ("mlp", "spin"):
         shutil.copytree(artifacts / name, folder / name / "1")
-        (folder / name / "tenant.toml").write_text("qos_ms = 33.0\nrate = 5000.0\n")
+        (folder / name / "tenant.toml").write_text("qos_ms = 33.0\n")
     return folder
 
 

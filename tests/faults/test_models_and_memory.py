@@ -89,12 +89,12 @@ def ask(daemon: Any) -> None:
 
 
 def test_models_come_and_go_beside_queries(rounds: Rounds, artifacts: Path, tmp_path: Path) -> None:
-    """A model is loaded and unloaded 32 times a round: every query of the others is right, and nothing grows."""
+    """A model is loaded and unloaded 8 times a round: every query of the others is right, and nothing grows."""
     with running(tmp_path, configuration(artifacts, "mlp", "spin", model_control=True)) as daemon:
         come_and_go_beside_queries(daemon, 4)  # heaps have grown to what a few clients take
         before = held(daemon)
-        for _ in rounds(quick=1, full=1024):
-            come_and_go_beside_queries(daemon, 32)
+        for _ in rounds(quick=1, full=4096):
+            come_and_go_beside_queries(daemon, 8)
         nothing_grew(daemon, before)
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from veltair import access_config, config
 from veltair.errors import ConfigError
+from veltair.machine.whole_file import whole_file
 from veltair.profiles.artifact.artifact_folder import load_artifact
 
 TABLES = (
@@ -39,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     tenants = [(load_artifact(path).manifest.model, path) for path in args.artifacts]
     text = configuration_text(tenants, args.out.absolute().parent)
     try:
-        with args.out.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with whole_file(args.out, new=True) as file:
+            file.write(text.encode())
     except OSError as error:
         raise ConfigError(f"{args.out}: {error.strerror}") from None
     print(f"{args.out}: every key with its default; serve it: veltair serve {args.out}")

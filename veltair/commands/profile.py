@@ -19,6 +19,7 @@ from rich.progress import track
 from veltair.commands import refuse_to_overwrite
 from veltair.commands.timing.slowdown_samples import measure_samples, simulate_samples
 from veltair.errors import ConfigError
+from veltair.machine.whole_file import whole_file
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.runtime import pinned_threads, whole_model_timing
 from veltair.simulation.machine_model.counter_fit import (
@@ -106,7 +107,8 @@ def _scale_to_whole_models(paths: Sequence[Path], as_json: bool) -> int:
 
 def _write(path: Path, content: bytes) -> None:
     try:
-        path.write_bytes(content)
+        with whole_file(path) as file:
+            file.write(content)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
 

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from veltair.config import read_config
 from veltair.errors import ConfigError
+from veltair.machine.whole_file import whole_file
 from veltair.ray.arguments import RouterName
 from veltair.ray.serve_config import RESOURCE, Placement, serve_config
 
@@ -72,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
     content = serve_config(config, placement)
     text = HEADER.format(resource=RESOURCE, file=args.out) + yaml.safe_dump(content, sort_keys=False)
     try:
-        with args.out.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with whole_file(args.out, new=True) as file:
+            file.write(text.encode())
     except OSError as error:
         raise ConfigError(f"{args.out}: {error.strerror}") from None
     print(f"{args.out}: {_summary(content)}; deploy it: serve deploy {args.out}")

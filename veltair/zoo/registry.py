@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 
 import onnx
 
 from veltair.errors import ConfigError
+from veltair.machine.whole_file import whole_file
 from veltair.zoo import external_tensors
 from veltair.zoo.external_tensors import ExternalTensor, WriteProgress
 from veltair.zoo.graphs import gcn
@@ -125,16 +124,16 @@ def write(
     data, description = external_tensors.data_path(path), path.with_suffix(".features.toml")
     written = [path]
     try:
-        with _replacing(path) as file:  # the model appears last: it is never there without the files beside it
+        with whole_file(path) as file:  # the model appears last: it is never there without the files beside it
             proto, tensors, features = _build(name, seed, shape, data.name, rows)
             file.write(proto.SerializeToString(deterministic=True))
             if tensors:
                 written.append(data)
-                with _replacing(data) as values:
+                with whole_file(data) as values:
                     external_tensors.write_tensors(values, seed, tensors, progress)
             if features:
                 written.append(description)
-                with _replacing(description) as text:
+                with whole_file(description) as text:
                     text.write(features.encode())
         return written
     except OSError as error:
@@ -177,17 +176,3 @@ def _build(
             return found.proto, found.tensors, found.features
         case build:
             return build(seed), [], ""
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file that takes its name only when it is complete."""
-    if path.is_dir():
-        raise IsADirectoryError(0, "is a folder, expected a file name")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

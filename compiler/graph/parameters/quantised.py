@@ -64,6 +64,8 @@ class QuantisedProductParameters(IntegerParameters):
     dynamic: bool = False  # the second and third input are scale and zero point of the first
     groups: int = 1  # of a convolution: columns read the channels of their group alone
     wide: bool = False  # whether weights need 9 bits without their zero points: they are int16, within 8 bits of those
+    whole_bias: bool = False  # whether the bias is whole steps of the sums, which begin with it
+    saturates: bool = False  # whether the output's type is all that bounds the result, which int32 has room for
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,14 @@ class Generic:
 
 
 def schedule(function: Any) -> Any:
-    """The function with parallel outer loops; a block that cannot be scheduled stays serial and correct."""
-    plan = Schedule(tvm.IRModule({"main": function.without_attr("global_symbol")}))
-    if not _has_root(function):
+    """The function with parallel outer loops; a block that cannot be scheduled stays serial and correct.
+
+    It shares no node with the one that is given: TVM schedules in place, and other threads may compile meanwhile what
+    was scheduled from the same function before. That ended one process in several.
+    """
+    own = tvm.ir.load_json(tvm.ir.save_json(function.without_attr("global_symbol")))
+    plan = Schedule(tvm.IRModule({"main": own}))
+    if not _has_root(own):
         return plan.mod["main"]
     for block in plan.get_child_blocks(plan.get_sblock("root")):
         try:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
+from veltair.compiler.kernels.generic.bounded_fusion import bound_fusion
 from veltair.compiler.kernels.generic.onnx_converters import CONVERTERS
 from veltair.errors import ModelError
 from veltair.types import TensorSpec
@@ -94,18 +95,17 @@ def describe_failure(nodes: Sequence[onnx.NodeProto], error: Exception) -> Model
 
 def fuse_operators(module: tvm.IRModule) -> tvm.IRModule:
     """The module with its operators fused; each function that comes out is a layer."""
-    passes = [
+    before = [
         relax.transform.DecomposeOpsForInference(),
         relax.transform.FoldConstant(),
         relax.transform.LegalizeOps(),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
-        relax.transform.FuseOps(),
-        relax.transform.FuseTIR(),
-        relax.transform.DeadCodeElimination(),
     ]
+    fusion = [relax.transform.FuseOps(), relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()]
     with tvm.target.Target("llvm"):
-        return tvm.ir.transform.Sequential(passes)(module)
+        bounded = bound_fusion(tvm.ir.transform.Sequential(before)(module))
+        return tvm.ir.transform.Sequential(fusion)(bounded)
 
 
 @contextmanager

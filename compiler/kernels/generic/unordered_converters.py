@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -165,10 +165,11 @@ class _ReduceLogSumExp(onnx_frontend.ReduceLogSumExp):  # type: ignore[misc]  # 
         return convert
 
 
-def _choosing(converter: Any, choose: Callable[[Any, Any], Any]) -> Any:
-    """TVM's converter of ONNX Max or Min, of which NaN in any operand makes NaN.
+def _choosing(converter: Any, intrinsic: str) -> Any:
+    """TVM's converter of ONNX Max or Min, of which NaN in any operand makes NaN, by LLVM's instruction for that.
 
-    TVM's choice is the second of two operands without an order, so that NaN in the first one has to be kept.
+    TVM's choice is the second of two operands without an order. Where NaN in the first one was looked for, an operand
+    stood three times in the result: TVM, which makes one expression of many operators, came to no end with a dozen.
     """
 
     class Choosing(converter):  # type: ignore[misc]  # TVM has no types
@@ -177,13 +178,32 @@ def _choosing(converter: Any, choose: Callable[[Any, Any], Any]) -> Any:
             if all(isinstance(value, tvm.ir.GenericConst) for value in inputs) or not _is_float(inputs[0]):
                 return super()._impl_v1(bb, inputs, attr, params)
 
-            def chosen(a: Any, b: Any) -> Any:
-                found = bb.normalize(choose(a, b))
-                return bb.normalize(relax.op.where(bb.normalize(relax.op.isnan(a)), a, found))
-
-            return functools.reduce(chosen, inputs)
+            return functools.reduce(lambda a, b: _each(bb, intrinsic, a, b), inputs)
 
     return Choosing
+
+
+def _each(bb: Any, intrinsic: str, *values: Any) -> Any:
+    """An intrinsic of LLVM on each element of two values, which are broadcast to one shape."""
+    shape, dtype = list(bb.normalize(relax.op.maximum(*values)).ty.shape), str(values[0].ty.dtype.dtype)
+    numbers = [value.value.numpy() if isinstance(value, tvm.ir.GenericConst) else None for value in values]
+    literals = [number.item() if number is not None and number.size == 1 else None for number in numbers]
+
+    def computed(*tensors: Any) -> Any:
+        def element(*at: Any) -> Any:
+            left = iter(tensors)
+            read = [_read(next(left), at) if each is None else tirx.const(each, dtype) for each in literals]
+            return tirx.call_llvm_pure_intrin(dtype, intrinsic, *read)
+
+        return te.compute(shape, element, name="chosen")
+
+    return bb.emit_te(computed, *[value for value, each in zip(values, literals, strict=True) if each is None])
+
+
+def _read(tensor: Any, at: Sequence[Any]) -> Any:
+    """The element of a tensor that is broadcast, at those places of the whole."""
+    own = zip(at[len(at) - len(tensor.shape) :], tensor.shape, strict=True)
+    return tensor(*[0 if isinstance(extent, tirx.IntImm) and extent.value == 1 else place for place, extent in own])
 
 
 def _arg_reduction(converter: Any, better: Callable[[Any, Any], Any], or_same: Callable[[Any, Any], Any]) -> Any:
@@ -256,8 +276,8 @@ UNORDERED = {  # by operator
     "ReduceLogSumExp": _ReduceLogSumExp,
     "ArgMin": _arg_reduction(onnx_frontend.ArgMin, operator.lt, operator.le),
     "Equal": _Equal,
-    "Max": _choosing(onnx_frontend.Max, relax.op.maximum),
-    "Min": _choosing(onnx_frontend.Min, relax.op.minimum),
+    "Max": _choosing(onnx_frontend.Max, "llvm.maximum"),
+    "Min": _choosing(onnx_frontend.Min, "llvm.minimum"),
     "Sub": _Sub,
     "Sign": _Sign,
     "Elu": _Elu,

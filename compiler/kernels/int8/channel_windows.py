@@ -29,7 +29,7 @@ from veltair.compiler.graph.parameters.quantised import (
     Window,
 )
 from veltair.compiler.kernels.int8.epilogue import PADDING, QuantisedEpilogue, epilogue_weights
-from veltair.compiler.kernels.int8.starting_sums import load_start, starting_sums, unsigned_shift
+from veltair.compiler.kernels.int8.starting_sums import load_start, starting_sums, unsigned_shift, whole_bias
 
 UNROLLED = 9  # taps, up to which a window without checks is straight-line code
 MOST_QUADS = 9  # of taps, which are straight-line code: windows of 5x5 and 6x6 as well
@@ -54,47 +54,50 @@ class QuantisedDepthwise:
         window, y = parameters.window, spec.outputs[0]
         assert window is not None
         in_quads = "avx512_vnni" in features and not parameters.wide and prod(window.kernel) <= QUAD * MOST_QUADS
-        weights = [*(_pack_quads(spec) if in_quads else _pack_taps(spec)), *epilogue_weights(spec, LANES)]
-        scales = 3 if parameters.addend is Addend.BIAS else 2
+        taps = _pack_quads(spec) if in_quads else _pack_taps(spec)
+        weights = [*taps, *epilogue_weights(spec, LANES)]
 
         def body(*buffers: Any) -> None:
             count, numbers, width = len(spec.inputs), buffers[-2], y.shape[1]
             residual = flatten_to_rows(buffers[count - 1], width) if parameters.addend is Addend.RESIDUAL else None
             output = flatten_to_rows(buffers[-1], width)
             scale, zero = (buffers[1], buffers[2]) if parameters.dynamic else (None, None)
-            taken, rest = buffers[count : -scales - 2], buffers[-scales - 2 : -1]
+            W, start, *rest = buffers[count:-1]
             epilogue = QuantisedEpilogue(output, residual, rest, scale, parameters, width)
             walk = _Walk(spec, window, buffers[0], int(point["rows"]))
             padding = T.cast(numbers[PADDING] if zero is None else zero[0], "int32")
             with import_int8_dot(features):
                 if in_quads:
-                    quads, start = taken
-                    walk.emit("int32x16", _quads_of_taps(walk, quads, start, zero, padding), epilogue.store)
+                    walk.emit("int32x16", _quads_of_taps(walk, W, start, zero, padding), epilogue.store)
                 else:
-                    walk.emit("int32x16", _products_of_taps(walk, taken[0], padding), epilogue.store)
+                    walk.emit("int32x16", _products_of_taps(walk, W, start, padding), epilogue.store)
 
         function = build_prim_func([*spec.inputs, *weights, y], body)
         return Kernel(function, tuple(weights), *_sizes(spec, point))
 
 
 def _pack_taps(spec: LayerSpec) -> list[NDArray[np.int32]]:
-    return [pad_axis(spec.weights["weight"], 1, LANES).astype(np.int32)]
+    """The weights, (taps, C), and what sums start from."""
+    return [pad_axis(spec.weights["weight"], 1, LANES).astype(np.int32), _columns(whole_bias(spec))]
+
+
+def _columns(values: NDArray[np.int64]) -> NDArray[np.int32]:
+    return pad_axis(values, 0, LANES).astype(np.int32)
 
 
 def _pack_quads(spec: LayerSpec) -> list[NDArray[np.int32]]:
     """Four taps of a channel in each int32, (taps / 4, C); and what sums start from, as of `products.pack_quads`."""
     weight = pad_axis(pad_axis(spec.weights["weight"], 1, LANES), 0, QUAD).astype(np.int8)
     quads = np.ascontiguousarray(weight.reshape(-1, QUAD, weight.shape[1]).transpose(0, 2, 1)).view(np.int32)[..., 0]
-    start = pad_axis(starting_sums(spec, unsigned_shift(spec.inputs[0].dtype)), 0, LANES)
-    return [quads, start.astype(np.int32)]
+    return [quads, _columns(starting_sums(spec, unsigned_shift(spec.inputs[0].dtype)))]
 
 
-def _products_of_taps(walk: _Walk, W: Any, padding: Expr) -> WindowCode:
+def _products_of_taps(walk: _Walk, W: Any, start: Any, padding: Expr) -> WindowCode:
     """Each tap by itself, in int32; those beside the image are left out."""
 
     def window(at: Place, result: Any) -> None:
         zero = T.bind(T.broadcast(padding, LANES))
-        T.buffer_store(result, T.broadcast(T.int32(0), LANES), [0])
+        T.buffer_store(result, start[ramp(at.channel)], [0])
 
         def step(steps: Expr, tap: Expr) -> None:
             product = (T.cast(steps, "int32x16") - zero) * W[tap, ramp(at.channel)]

@@ -2,7 +2,8 @@
 
 Rounding is that of QuantizeLinear: to nearest, ties to even, plus the zero point, saturated. Where an activation is a
 pair of bounds (relu, clip) in front of a rounding, scale and bias are in steps of that rounding, and its bounds are the
-activation's too: a sum takes one multiplication, and the activation nothing.
+activation's too: a sum takes one multiplication, and the activation nothing. A bias of whole steps is in the sums
+(`starting_sums`), and a result that the output's type alone bounds is bounded by the packing of its bytes.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.quantised import Addend, QuantisedProductParameters
 
-# Places in the kernel's array of numbers. Of a rounding: the factor to its steps, the bounds there; then of "between"
-# what its steps are multiplied by, of "output" the zero point. The last two are integers.
+# Places in the kernel's array of numbers. Of a rounding: the factor to its steps, the bounds there (of "between" plus
+# _ROUNDS); then of "between" what its steps are multiplied by, of "output" the zero point. The last two are integers.
 _BETWEEN, _RESIDUAL, OUTPUT, PADDING, _ZERO, _LEAST, _SIZE = 0, 4, 6, 10, 12, 13, 16
-_ROUNDS = 1.5 * 2.0**23  # added to a small float, it leaves the nearest integer in the lowest bits
+# Added to a small float, it leaves the nearest integer in the lowest bits; taken away again, it leaves that integer.
+# The multiplication in front adds it at no cost, so that this is an operation less than to round.
+_ROUNDS = 1.5 * 2.0**23
 _AVX512, _CURRENT_ROUNDING = "llvm.x86.avx512", 4
 
 
@@ -93,7 +96,8 @@ def pack_numbers(spec: LayerSpec) -> NDArray[np.float32]:
     if product and product.between:
         between = quantum(spec, "between")
         rounding = rounding_bounds(between, product.between, [product.first] if units.product else [])
-        numbers[_BETWEEN : _BETWEEN + 4] = *rounding, between[0] * steps
+        inverse, low, high = rounding
+        numbers[_BETWEEN : _BETWEEN + 4] = inverse, low + _ROUNDS, high + _ROUNDS, between[0] * steps
     if "residual" in spec.weights:
         scale, zero = quantum(spec, "residual")
         numbers[_RESIDUAL : _RESIDUAL + 2] = scale * steps, -zero * scale * steps
@@ -103,12 +107,14 @@ def pack_numbers(spec: LayerSpec) -> NDArray[np.float32]:
 
 
 def epilogue_weights(spec: LayerSpec, panel: int) -> list[NDArray[np.float32]]:
-    """Scale, bias and the addend's bias of every column, with zeros behind the last one; then the numbers."""
+    """Scale, bias unless it is in the sums, and the addend's bias of every column, with zeros behind the last one; then
+    the numbers."""
     parameters, numbers = spec.parameters_as(QuantisedProductParameters), pack_numbers(spec)
     units = Units.of(parameters, rounded="output" in spec.weights)
     steps = numbers[OUTPUT] if units.result else np.float32(1)
     product = steps if not parameters.between else numbers[_BETWEEN] if units.product else np.float32(1)
-    scaled = {"scale": product, "bias": product} | ({"added": steps} if "added" in spec.weights else {})
+    scaled = {"scale": product} | ({} if parameters.whole_bias else {"bias": product})
+    scaled |= {"added": steps} if "added" in spec.weights else {}
     return [*(pad_axis(spec.weights[name] * by, 0, panel) for name, by in scaled.items()), numbers]
 
 
@@ -155,9 +161,10 @@ class QuantisedEpilogue:
 
         Packing saturates: that is all that the type's bounds take, and other lower bounds are the bytes' own.
         """
-        integers = []
+        integers, bounded = [], not self.parameters.saturates
         for nth, vector in enumerate(sums):
-            value = T.min(self._result(vector, row, column + nth * LANES), self._number(OUTPUT + 2))
+            value = self._result(vector, row, column + nth * LANES)
+            value = T.min(value, self._number(OUTPUT + 2)) if bounded else value
             arguments = (T.bind(value), T.broadcast(T.int32(0), LANES), T.int16(-1), T.int32(_CURRENT_ROUNDING))
             integers.append(T.call_llvm_pure_intrin("int32x16", f"{_AVX512}.mask.cvtps2dq.512", *arguments))
         zero, least = (T.reinterpret("int32", self.weights[-1][place]) for place in (_ZERO, _LEAST))
@@ -174,25 +181,27 @@ class QuantisedEpilogue:
         ordered = T.call_llvm_pure_intrin(
             "int32x16", f"{_AVX512}.permvar.si.512", T.reinterpret("int32x16", packed), lanes
         )
-        value = T.max(T.reinterpret(f"{dtype}x64", ordered), T.broadcast(T.cast(least, dtype), 4 * LANES))
+        value = T.reinterpret(f"{dtype}x64", ordered)
+        value = T.max(value, T.broadcast(T.cast(least, dtype), 4 * LANES)) if bounded else value
         T.buffer_store(self.output, T.bind(value), [row, ramp(column, 4 * LANES)])
 
     def _result(self, sums: Expr, row: Expr, column: Expr) -> Expr:
         """What 16 sums become, in steps where it is rounded then, without the bounds of the last rounding."""
-        scale, bias, *added, _ = (buffer[ramp(column)] for buffer in self.weights)
+        scale, *biases, _ = (buffer[ramp(column)] for buffer in self.weights)
         parameters, rounded = self.parameters, self.output.dtype != "float32"
         units = Units.of(parameters, rounded=rounded)
         if self.dynamic_scale is not None:
             scale = scale * T.broadcast(self.dynamic_scale[0], 16)
-        value = T.bind(T.cast(sums, "float32x16") * scale + bias)
+        value = T.cast(sums, "float32x16") * scale
+        value = T.bind(value if parameters.whole_bias else value + biases[0])
         if not units.product or (parameters.addend is not Addend.NONE and not parameters.between):
             value = T.bind(apply_activation(value, parameters.first))
         if parameters.between:
-            value = value if units.product else value * self._number(_BETWEEN)
-            one = broadcast(1.0)
-            value = round_within(value, one, *(self._number(_BETWEEN + i) for i in (1, 2))) * self._number(_BETWEEN + 3)
+            value = (value if units.product else value * self._number(_BETWEEN)) + broadcast(_ROUNDS)
+            value = T.min(T.max(value, self._number(_BETWEEN + 1)), self._number(_BETWEEN + 2)) - broadcast(_ROUNDS)
+            value = value * self._number(_BETWEEN + 3)
         if parameters.addend is Addend.BIAS:
-            value = value + added[0]
+            value = value + biases[-1]
         elif self.residual is not None:
             other = to_float(self.residual, row, column) * self._number(_RESIDUAL)
             value = value + (other + self._number(_RESIDUAL + 1))

@@ -25,8 +25,9 @@ from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.quantised import QuantisedProductParameters
 from veltair.compiler.kernels.int8.epilogue import PADDING, epilogue_weights
 from veltair.compiler.kernels.int8.product_operands import ProductOperands, rows_and_width
-from veltair.compiler.kernels.int8.products_amx import amx_points, build_amx_product, is_possible
+from veltair.compiler.kernels.int8.products_amx import build_amx_product
 from veltair.compiler.kernels.int8.starting_sums import load_start, starting_sums, unsigned_shift
+from veltair.compiler.kernels.int8.tile_points import amx_points, is_possible
 from veltair.compiler.kernels.int8.window_rows import copy_windows
 
 # Register tiles (columns in vectors, rows); with AVX2 a vector takes two registers, and widened weights two more.
@@ -90,7 +91,7 @@ class QuantisedProduct:
 
 
 def pack_quads(spec: LayerSpec, panel: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Weights (panels, K / 4, panel) of four bytes each, and what the sums start from: the zero point's share, negated.
+    """Weights (panels, K / 4, panel) of four bytes each, and the `starting_sums`.
 
     A dynamic layer learns the zero point when it runs: its sums start from minus the weights' sums times that. Panels
     of one group follow another's.

@@ -1,11 +1,14 @@
 """Products and convolutions of 8-bit integers in AMX tiles: 64 products deep a step, sums in int32.
 
 A register block is 32 rows x 32 columns in four accumulator tiles, as of bfloat16 (`matmul_amx`). Two of them side by
-side are finished together, since their rows fill cache lines. Sums start from the zero point's share, which a tile
-load with a stride of 0 brings to all rows. Those of a block leave the tiles through memory and are finished by vectors
-between the steps of the next block.
+side are finished together, since their rows fill cache lines. Sums start from the zero point's share and the bias,
+which a tile load with a stride of 0 brings to all rows. Those of a block leave the tiles through memory and are
+finished by vectors between the steps of the next block.
 
-Tiles find their rows in the input or in a task's copy of them (`tile_rows`).
+A task either meets all its panels of weights with 32 rows before the next ones, and fetches the weights a little ahead
+of their first use; or it meets all its rows with a panel, and fetches that of the next panel meanwhile.
+
+Tiles find their rows in the input or in a task's copy of them (`tile_rows`, `image_rows`).
 """
 
 from __future__ import annotations
@@ -24,92 +27,18 @@ from veltair.compiler.codegen.row_lanes import flatten
 from veltair.compiler.codegen.vectors import LANES, Expr, ramp
 from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.graph.parameters.quantised import QuantisedProductParameters
 from veltair.compiler.kernels.int8.epilogue import PADDING, epilogue_weights
+from veltair.compiler.kernels.int8.image_rows import GatheredRows, PaddedRows, WovenRows
 from veltair.compiler.kernels.int8.product_operands import ProductOperands, rows_and_width
 from veltair.compiler.kernels.int8.starting_sums import load_start, starting_sums
-from veltair.compiler.kernels.int8.tile_rows import (
-    DEPTH,
-    CopiedRows,
-    GatheredRows,
-    PaddedImage,
-    PaddedRows,
-    RowsInPlace,
-    TileRows,
-)
+from veltair.compiler.kernels.int8.tile_points import is_copied, padded_image, panel_width
+from veltair.compiler.kernels.int8.tile_rows import DEPTH, CopiedRows, RowsInPlace, TileRows
 from veltair.compiler.kernels.matmul.amx_tiles import BLOCK, LEFT, RIGHT, TILE, configure_tiles
 
 QUAD = 4  # neighbours of the reduction that lie in one int32
-MOST_COPIED = 1 << 19  # bytes of a task's copied rows: with the weights that they meet they stay in L2
 FETCHED_STEPS = 16  # how far ahead of their first use weights are fetched: they come from memory
 STEP_LINES = 2 * TILE  # of 64 bytes, of the weights of a step
 PACKED = 4  # vectors of sums that become 64 bytes
-TALL = (4, 2, 1, 8)  # blocks of rows of a task
-WINDOW_POINTS = 6  # of a convolution's bands
-# Cycles of a step's products and of the epilogue of a block, of a byte that is copied, of a step's weights from L3.
-PRODUCT_CYCLES, FINISH_CYCLES, COPY_CYCLES, WEIGHT_CYCLES = 64, 256, 1 / 16, 128
-TASKS = 4  # at least, where the layer has so many register blocks: they are shared among cores
-
-
-def is_possible(spec: LayerSpec) -> bool:
-    """Whether tiles can compute a layer: weights of 8 bits, and one group."""
-    parameters = spec.parameters_as(QuantisedProductParameters)
-    return not parameters.wide and parameters.groups == 1
-
-
-def amx_points(spec: LayerSpec) -> list[Point]:
-    """Points of a layer that is possible; the first is right for most layers."""
-    rows, width = rows_and_width(spec.outputs[0])
-    panels = -(-width // panel_width(spec))
-    if (image := _image(spec)) is not None:
-        return _window_points(spec, image, panels)
-    most = spec.most(rows)
-    blocks = -(-most // BLOCK)
-    depth = -(-len(spec.weights["weight"]) // DEPTH) * DEPTH if _is_copied(spec) else 0
-    found: list[tuple[bool, int, Point]] = []
-    for tall in TALL:
-        if tall > 1 and (tall > blocks or tall * BLOCK * depth > MOST_COPIED):
-            continue
-        chunks = -(-blocks // tall)
-        for taken in _shares(panels, chunks):
-            groups = panels // taken
-            copies = groups if depth else 1  # each group of panels copies the rows that it meets
-            found.append((chunks * groups < TASKS, copies, {"unit": "amx", "rows": tall * BLOCK, "panels": taken}))
-    return [point for _, _, point in sorted(found, key=lambda each: each[:2])]
-
-
-def _window_points(spec: LayerSpec, image: PaddedImage, panels: int) -> list[Point]:
-    """Bands of output rows by panels: those first of which the busiest of four cores needs the fewest cycles."""
-    steps, height = image.depth() // DEPTH * (panel_width(spec) // BLOCK), image.outputs[0]
-    images = spec.most(spec.outputs[0].shape[0])
-    found: list[tuple[float, int, int]] = []
-    for band in range(1, height + 1):
-        copied = len(image.groups) * image.slots(band) * image.wide * image.channels
-        if image.is_gathered:
-            copied += band * image.across * image.depth()
-        if band > 1 and copied > MOST_COPIED:
-            break
-        bands = -(-height // band)
-        if band > -(-height // bands):  # fewer rows make as many bands
-            continue
-        blocks = -(-band * image.across // BLOCK)
-        for taken in (n for n in range(1, panels + 1) if panels % n == 0):
-            block = steps * PRODUCT_CYCLES + FINISH_CYCLES
-            cycles = blocks * taken * block + copied * COPY_CYCLES + taken * steps * WEIGHT_CYCLES
-            rounds = -(-images * bands * (panels // taken) // TASKS)
-            found.append((rounds * cycles, band, taken))
-    return [{"unit": "amx", "band": band, "panels": taken} for _, band, taken in sorted(found)[:WINDOW_POINTS]]
-
-
-def _shares(panels: int, chunks: int) -> list[int]:
-    """How many panels a task takes: divisors; first the most with which there are enough tasks, or the fewest.
-
-    >>> _shares(64, 2), _shares(6, 8)
-    ([32, 64, 16], [6, 3])
-    """
-    divisors = [n for n in range(panels, 0, -1) if panels % n == 0]
-    at = next((i for i, n in enumerate(divisors) if chunks * (panels // n) >= TASKS), len(divisors) - 1)
-    return list(dict.fromkeys((divisors[at], divisors[0], *divisors[at + 1 : at + 2])))
 
 
 def build_amx_product(spec: LayerSpec, point: Point) -> Kernel:
@@ -122,7 +51,7 @@ def build_amx_product(spec: LayerSpec, point: Point) -> Kernel:
 
     function = build_prim_func([*spec.inputs, *weights, spec.outputs[0]], body)
     most, panels = spec.most(rows_and_width(spec.outputs[0])[0]), int(point["panels"])
-    if (image := _image(spec)) is not None:
+    if (image := padded_image(spec)) is not None:
         band = int(point["band"])
         rows, read = band * image.across, image.scratch(band)
     else:
@@ -134,40 +63,17 @@ def build_amx_product(spec: LayerSpec, point: Point) -> Kernel:
 
 
 def pack_int8_tiles(spec: LayerSpec) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
-    """Weights (N/32, K/64, 2, 16, 16, 4): for each step two tiles of 16 quads x 16 columns; and what sums start from.
-
-    That is minus the weights' sums, times the zero point where it is known before the layer runs. Of a convolution each
-    stretch of a window fills steps of its own.
+    """Weights (N/32, K/64, 2, 16, 16, 4): for each step two tiles of 16 quads x 16 columns; and the
+    `starting_sums`. Of a convolution each stretch of a window fills steps of its own.
     """
     weight, start = spec.weights["weight"], starting_sums(spec)
-    if (image := _image(spec)) is not None:
-        weight = pad_axis(weight.reshape(*image.stretches(), -1), 1, image.pitch())
-        weight = weight.reshape(-1, weight.shape[-1])
+    if (image := padded_image(spec)) is not None:
+        weight = image.rows_of_taps(weight)
     padded = pad_axis(pad_axis(weight, 0, DEPTH), 1, BLOCK)
     steps = padded.reshape(len(padded) // DEPTH, TILE, QUAD, -1, 2, TILE)
     return np.ascontiguousarray(steps.transpose(3, 0, 4, 1, 5, 2)), pad_axis(start, 0, panel_width(spec)).astype(
         np.int32
     )
-
-
-def panel_width(spec: LayerSpec) -> int:
-    """Columns that are finished together: 64 of 8 bits fill a cache line."""
-    output = spec.outputs[0]
-    return 2 * BLOCK if output.physical[-1] > BLOCK and output.dtype != "float32" else BLOCK
-
-
-def _is_copied(spec: LayerSpec) -> bool:
-    """Whether the rows of a product fill no whole steps, or are not all rows of the input."""
-    window = spec.parameters_as(QuantisedProductParameters).window
-    return bool(window and not window.is_point) or len(spec.weights["weight"]) % DEPTH != 0
-
-
-def _image(spec: LayerSpec) -> PaddedImage | None:
-    """The image of a convolution with more taps than one."""
-    window = spec.parameters_as(QuantisedProductParameters).window
-    if window is None or window.kernel == (1, 1):
-        return None
-    return PaddedImage.of(spec.inputs[0], spec.outputs[0], window)
 
 
 class Block(NamedTuple):
@@ -190,6 +96,7 @@ class _TileCode:
 
     def __init__(self, spec: LayerSpec, point: Point, buffers: Sequence[Any]) -> None:
         self.spec, self.point, self.taken = spec, point, int(point["panels"])
+        self.rows_inside = point.get("inside") == "rows"
         self.width, self.signed = spec.outputs[0].physical[-1], buffers[0].dtype == "int8"
         self.panel = panel_width(spec)
         self.panels = -(-self.width // self.panel)
@@ -200,17 +107,18 @@ class _TileCode:
         self.rows = self._rows(buffers[0], operands)
 
     def _rows(self, x: Any, operands: ProductOperands) -> TileRows:
-        image, total = _image(self.spec), operands.total
+        image, total = padded_image(self.spec), operands.total
         if image is not None:
-            rows = GatheredRows if image.is_gathered else PaddedRows
+            rows = WovenRows if image.is_woven else GatheredRows if image.is_gathered else PaddedRows
             return rows(flatten(x), x.dtype, image, total, int(self.point["band"]))
         step = int(self.point["rows"])
-        if _is_copied(self.spec):
+        if is_copied(self.spec):
             return CopiedRows(flatten(x), self.spec, total, step)
         return RowsInPlace(operands.x, total, step)
 
     def emit(self) -> None:
-        groups, chunks, rows = self.panels // self.taken, self.rows.chunks, self.rows
+        taken, chunks, rows = self.taken, self.rows.chunks, self.rows
+        groups = self.panels // taken
         with T.parallel(0, groups * chunks) as task:
             self.sums = allocate_scratch((2, BLOCK, self.panel), "int32")
             configuration = allocate_scratch((64,), "uint8")
@@ -218,14 +126,16 @@ class _TileCode:
             rows.take(chunk, T.cast(self.numbers[PADDING], "int32") if self.zero is None else self.zero[0])
             self._take_starts(group)
             configure_tiles(configuration, rows.height)
-            count = T.bind(T.ceildiv(rows.count, BLOCK) * self.taken)
+            blocks = T.bind(T.ceildiv(rows.count, BLOCK))
+            count = T.bind(blocks * taken)
 
             def block(nth: Expr) -> Block:
-                panel, first = T.bind(group * self.taken + nth % self.taken), T.bind(nth // self.taken * BLOCK)
-                return Block(panel, first, T.bind(nth % 2))
+                row, panel = (nth % blocks, nth // blocks) if self.rows_inside else (nth // taken, nth % taken)
+                return Block(T.bind(group * taken + panel), T.bind(row * BLOCK), T.bind(nth % 2))
 
             with T.serial(0, count) as nth:
-                self._accumulate(block(nth), nth, block(T.max(nth - 1, 0)))
+                fetched = self._fetched(nth, blocks)
+                self._accumulate(block(nth), nth, block(T.max(nth - 1, 0)), fetched)
             with T.serial(0, BLOCK) as n:
                 self._finish_row(block(count - 1), n)
             release_tiles()
@@ -241,12 +151,19 @@ class _TileCode:
             value = load_start(self.start, self.first_start * self.panel + vector * LANES, self.zero, shift=0)
             T.buffer_store(self.starts, value, [ramp(vector * LANES)])
 
-    def _accumulate(self, block: Block, nth: Expr, before: Block) -> None:
+    def _fetched(self, nth: Expr, blocks: Expr) -> tuple[Expr, Expr]:
+        """Of the lines of each step's weights, the first that the nth block fetches, and how many."""
+        if not self.rows_inside:
+            return T.int32(0), T.bind(T.if_then_else(nth < self.taken, STEP_LINES, 0))
+        each = T.bind(T.ceildiv(STEP_LINES, blocks))
+        first = T.bind(nth % blocks * each)
+        return first, T.bind(T.max(T.min(each, STEP_LINES - first), 0))
+
+    def _accumulate(self, block: Block, nth: Expr, before: Block, fetched: tuple[Expr, Expr]) -> None:
         """The sums of a block; meanwhile the one before it is finished."""
         begins = [T.bind(self.rows.begin(block.first + half * TILE)) for half in range(2)]
         # Numbers of rows and not branches: the compiler would make two loops of one with a branch.
         unfinished = T.bind(T.if_then_else(nth > 0, BLOCK, 0))
-        fetched = T.bind(T.if_then_else(nth < self.taken, STEP_LINES, 0))
         parts, most = self._parts(block), self.panel // BLOCK
         each = T.bind(T.if_then_else(parts == most, -(-BLOCK // (self.steps * most)), -(-BLOCK // self.steps)))
         with T.serial(0, parts) as part:
@@ -255,8 +172,9 @@ class _TileCode:
                 column = columns * BLOCK - self.first_start * self.panel + register % 2 * TILE
                 load_tile(register, T.address_of(self.starts[column]), 0)
             with T.serial(0, self.steps) as k:
-                with T.serial(0, fetched) as line:
-                    prefetch(self.W[columns, k + FETCHED_STEPS, 0, line, 0, 0])
+                ahead = (columns + most, k) if self.rows_inside else (columns, k + FETCHED_STEPS)
+                with T.serial(0, fetched[1]) as line:
+                    prefetch(self.W[*ahead, 0, fetched[0] + line, 0, 0])
                 for half, begin in enumerate(begins):
                     load_tile(LEFT + half, self.rows.address(begin, k), self.rows.stride)
                 for half in range(2):

@@ -1,4 +1,5 @@
-"""What sums of products start from: the share of the input's zero point, so that products need not subtract it.
+"""What sums of products start from: the share of the input's zero point, so that products need not subtract it, and a
+bias of whole steps, so that epilogues need not add it.
 
 Units that take unsigned bytes alone see signed inputs with 128 added; then the zero point has 128 more as well.
 """
@@ -27,14 +28,31 @@ def unsigned_shift(dtype: str) -> int:
 
 
 def starting_sums(spec: LayerSpec, shift: int = 0) -> NDArray[np.int64]:
-    """Minus the weights' sums of each column, times the zero point where it is known before the layer runs.
+    """Minus the weights' sums of each column, times the zero point where it is known before the layer runs; plus bias.
 
     shift: what is added to inputs as they are read.
     """
     sums: NDArray[np.int64] = -spec.weights["weight"].astype(np.int64).sum(0)
     if not spec.parameters_as(QuantisedProductParameters).dynamic:
         sums *= quantum(spec, "input")[1] + shift
-    return sums
+    return sums + whole_bias(spec)
+
+
+def whole_bias(spec: LayerSpec) -> NDArray[np.int64]:
+    """The bias of each column in steps of its sums; zeros where it is left to the epilogue."""
+    if not spec.parameters_as(QuantisedProductParameters).whole_bias:
+        return np.zeros(spec.weights["weight"].shape[-1], np.int64)
+    return np.rint(bias_steps(spec.weights["bias"], spec.weights["scale"])).astype(np.int64)
+
+
+def bias_steps(bias: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The bias of each column in steps of its sums, not rounded; none is none, whatever the steps.
+
+    >>> bias_steps(np.array([0.5, 0.0], np.float32), np.array([0.25, 0.0], np.float32)).tolist()
+    [2.0, 0.0]
+    """
+    none = np.zeros(bias.shape)
+    return np.divide(bias.astype(np.float64), scale.astype(np.float64), out=none, where=bias != 0)
 
 
 def load_start(start: Any, column: Expr, zero: Any | None, shift: int) -> Expr:

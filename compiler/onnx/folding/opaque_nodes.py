@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from veltair.compiler.onnx.constants import captured_names, read_names
+from veltair.compiler.onnx.constants import captured_names, read_names, rename_tensors
 from veltair.compiler.onnx.folding.row_numbers import ROWS
 from veltair.compiler.onnx.node_evaluation import Array
 from veltair.types import TensorSpec
@@ -33,27 +33,39 @@ def is_opaque(node: onnx.NodeProto) -> bool:
     return bool(node.domain == OWN_DOMAIN and node.op_type == OPAQUE)
 
 
-def narrow_floats(nodes: Sequence[onnx.NodeProto], kinds: Mapping[str, int]) -> dict[str, str]:
+def narrow_floats(nodes: Sequence[onnx.NodeProto], kinds: Mapping[str, int], outputs: Set[str]) -> dict[str, str]:
     """Why nothing of ours computes a tensor, of those that are floats of 8 or 16 bits.
 
     kinds: element types of the tensors that are not known before a query runs.
+    outputs: of the model; one of them may be float16, of a wider type.
 
-    >>> narrow_floats([helper.make_node("Cast", ["x"], ["y"], "c", to=10)], {"y": TensorProto.FLOAT16})
+    >>> cast = helper.make_node("Cast", ["x"], ["y"], "c", to=10)
+    >>> narrow_floats([cast], {"x": TensorProto.FLOAT, "y": TensorProto.FLOAT16}, set())
     {'y': "node 'c': Cast gives float16"}
+    >>> narrow_floats([cast], {"x": TensorProto.FLOAT, "y": TensorProto.FLOAT16}, {"y"})
+    {}
     """
     return {
         name: f"node {node.name!r}: {node.op_type} gives {NARROW_FLOATS[kinds[name]]}"
         for node in nodes
         for name in node.output
-        if kinds.get(name) in NARROW_FLOATS
+        if kinds.get(name) in NARROW_FLOATS and not (name in outputs and _narrows(node, kinds))
     }
+
+
+def _narrows(node: onnx.NodeProto, kinds: Mapping[str, int]) -> bool:
+    """Whether a node casts a wider type to float16."""
+    wider = node.op_type == "Cast" and kinds.get(node.input[0]) not in NARROW_FLOATS
+    return wider and kinds.get(node.output[0]) == TensorProto.FLOAT16
 
 
 def body_nodes(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """The nodes inside of one that `join_opaque` has made, on the names that it reads now."""
-    body = node.attribute[0].g
-    renamed = [(new, old.name) for new, old in zip(node.input, body.input, strict=True) if new != old.name]
-    return [*(helper.make_node("Identity", [new], [old], f"{node.name}/{old}") for new, old in renamed), *body.node]
+    body = onnx.GraphProto()
+    body.CopyFrom(node.attribute[0].g)
+    pairs = zip([port.name for port in body.input], node.input, strict=True)
+    rename_tensors(body, {old: new for old, new in pairs if new != old})
+    return list(body.node)
 
 
 def standard_nodes(

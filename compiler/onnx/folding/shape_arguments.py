@@ -1,4 +1,4 @@
-"""Shapes that nodes take as inputs, stated without the batch: they then are constants, whatever they were made of."""
+"""Shapes and axes that nodes take as inputs, stated as constants without the batch, whatever they were made of."""
 
 from __future__ import annotations
 
@@ -67,6 +67,12 @@ def _slice(node: onnx.NodeProto, facts: Facts) -> dict[int, Array]:
     return {2: np.array(stated, np.int64)}
 
 
+def _axes(node: onnx.NodeProto, facts: Facts) -> dict[int, Array]:
+    """A number in place of a list, as PyTorch writes it for heads that share their keys, is a list of one."""
+    known = facts[node.input[1]].constant if len(node.input) > 1 and node.input[1] else None
+    return {1: known.reshape(1)} if known is not None and known.ndim == 0 else {}
+
+
 def _resize(node: onnx.NodeProto, facts: Facts) -> dict[int, Array]:
     """An axis that grows with the batch keeps its extent, so that its size is not read: 1 stands there."""
     if not _depends_on_batch(node, 3, facts):
@@ -94,4 +100,5 @@ RULES: Mapping[str, Callable[[onnx.NodeProto, Facts], dict[int, Array]]] = {
     "Expand": _expand,
     "Slice": _slice,
     "Resize": _resize,
+    "Unsqueeze": _axes,
 }

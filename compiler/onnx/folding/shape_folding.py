@@ -98,7 +98,7 @@ def _fold(known: GraphFacts, uneven: Mapping[str, str], max_batch: int, output_r
         propagation, facts = known.propagate(unknown)
     given, outputs = propagation.nodes, known.outputs
     kinds = {n: f.types[0].kind for n, f in facts.items() if f.values is None} if fallback else {}
-    opaque = propagation.opaque | narrow_floats(given, kinds)
+    opaque = propagation.opaque | narrow_floats(given, kinds, outputs)
     # Of tensors that nobody outside reads, the values are not kept.
     computed = {n for n, f in facts.items() if f.values is not None and (not f.values or f.constant is None)}
     while True:

@@ -2,8 +2,9 @@
 
 PyTorch's exporters write the transposition of each matrix of a stack as Reshape, Transpose, Reshape, with the stack's
 axes merged meanwhile, one transposition behind another, and reshapes that change nothing. What else changes nothing is
-left out likewise: GhostNet takes the first 16 of 16 channels, by 32 slices that were layers, with copies from and to
-blocks of channels around each.
+left out likewise, since a layer that is none has copies from and to blocks of channels around it: GhostNet takes the
+first 16 of 16 channels, by 32 slices, SegFormer resizes a feature map to its own size, a network for larger images
+takes means of one pixel, and axes are put in by one node and taken away by the next.
 """
 
 from __future__ import annotations
@@ -21,6 +22,15 @@ from veltair.compiler.onnx.node_attributes import attribute, product_of
 from veltair.types import TensorSpec
 
 _FAR = np.iinfo(np.int32).max  # an end of a slice behind every axis
+_VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+# What has the same shape has the same elements: one that is reduced, or taken from blocks of one, is itself.
+_SHAPE_TELLS = (
+    *("DepthToSpace", "Expand", "GlobalAveragePool", "GlobalMaxPool", "Identity", "ReduceMax", "ReduceMean"),
+    *("ReduceMin", "ReduceProd", "ReduceSum", "SpaceToDepth", "Split", "Tile"),
+)
+# Where a resize by 1 reads each pixel where it is: `tf_half_pixel_for_nn` reads half a pixel further on.
+_ON_PIXELS = (b"align_corners", b"asymmetric", b"half_pixel", b"half_pixel_symmetric", b"pytorch_half_pixel")
+_OF_SEVERAL = ("Concat", "Max", "Mean", "Min", "Sum")
 
 
 def simplify_transpositions(
@@ -38,33 +48,61 @@ def simplify_transpositions(
     kept = set(outputs).union(*map(captured_names, nodes))
     makers: dict[str, onnx.NodeProto] = {}
     same: dict[str, str] = {}  # what a node gives that changes nothing, and what it reads
+    viewed: dict[str, str] = {}  # a tensor of other extents, and the one whose elements it has in the same order
     found = []
     for node in nodes:
         for place, name in enumerate(node.input):
             node.input[place] = same.get(name, name)
         simple = _merged(node, makers, values)
         makers |= dict.fromkeys(simple.output, simple)
-        if simple.output[0] not in kept and _changes_nothing(simple, values, constants):
-            same[simple.output[0]] = simple.input[0]
         found.append(simple)
+        if simple.domain not in ("", "ai.onnx") or not simple.input or simple.input[0] in constants:
+            continue
+        result, source = simple.output[0], simple.input[0]
+        if is_view := simple.op_type in _VIEWS:
+            start = viewed.get(source, source)
+            # Heads that an attention merges, and the next one splits again, are read as the attention gives them.
+            if start not in makers or makers[start].op_type != "Transpose":
+                source = viewed[result] = start
+        if (
+            result not in kept
+            and (is_view or _changes_nothing(simple, makers, values, constants))
+            and values[source].shape == values[result].shape
+        ):
+            same[result] = source
     return found
 
 
 def _changes_nothing(
-    node: onnx.NodeProto, values: Mapping[str, TensorSpec], constants: Mapping[str, NDArray[Any]]
+    node: onnx.NodeProto,
+    makers: Mapping[str, onnx.NodeProto],
+    values: Mapping[str, TensorSpec],
+    constants: Mapping[str, NDArray[Any]],
 ) -> bool:
-    """Whether a node gives what it reads: it can change nothing but the shape, and the shape is the same.
+    """Whether a node gives its first input, if its result has the shape of that."""
+    match node.op_type:
+        case "Slice":
+            return _is_whole(node, values[node.input[0]].shape, constants)
+        case "Resize" | "Upsample":
+            return _keeps_pixels(node, constants)
+        case "Transpose":
+            order, maker = _axes(node, values) or [], makers.get(node.input[0])
+            # One between two reshapes becomes one node with them.
+            return order == sorted(order) and (maker is None or maker.op_type not in _VIEWS)
+        case "AveragePool" | "MaxPool":
+            return set(attribute(node, "kernel_shape", [])) == {1} and set(attribute(node, "strides", [1])) == {1}
+        case several if several in _OF_SEVERAL:
+            return len(node.input) == 1
+        case other:
+            return other in _SHAPE_TELLS
 
-    An end of a slice that happens to lie behind the batch at the sizes that were tried may lie within it at others, so
-    there the end has to be beyond every batch.
+
+def _is_whole(node: onnx.NodeProto, shape: Sequence[int], constants: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether a Slice takes all there is.
+
+    An end that happens to lie behind the batch at the sizes that were tried may lie within it at others, so there the
+    end has to be beyond every batch.
     """
-    if node.op_type not in ("Reshape", "Expand", "Tile", "Slice") or node.domain not in ("", "ai.onnx"):
-        return False
-    shape = values[node.input[0]].shape
-    if shape != values[node.output[0]].shape:
-        return False
-    if node.op_type != "Slice":
-        return True
     starts, ends, axes, steps = (constants.get(name) for name in (*node.input[1:], "", "")[:4])
     if starts is None or ends is None or (steps is None) != (len(node.input) < 5 or not node.input[4]):
         return False
@@ -76,6 +114,16 @@ def _changes_nothing(
         for axis, start, end in zip(sliced, starts.tolist(), ends.tolist(), strict=True)
     )
     return whole and (steps is None or bool((steps == 1).all()))
+
+
+def _keeps_pixels(node: onnx.NodeProto, constants: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether a Resize that gives as many pixels as it reads gives those: 14 pixels times 1.01 are 14 others."""
+    if attribute(node, "coordinate_transformation_mode", b"asymmetric") not in _ON_PIXELS:
+        return False
+    if len(node.input) > 3 and node.input[3]:  # sizes, not scales
+        return bool(attribute(node, "keep_aspect_ratio_policy", b"stretch") == b"stretch")
+    scales = constants.get([name for name in node.input if name][-1])
+    return scales is not None and scales.size > 0 and bool((scales == 1).all())
 
 
 def _merged(

@@ -1,4 +1,4 @@
-"""Where floats become 8-bit integers and back, and nodes between the two that change no value."""
+"""Where floats become 8-bit integers and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.quantised import ReorderParameters
-from veltair.compiler.patterns.quantised.quantum import VIEWS, dequantised, quantum_of
+from veltair.compiler.patterns.quantised.quantum import REORDERS, quantum_of
+
+READ_ROWS = REORDERS | {"Gemm", "LayerNormalization", "MatMul", "Softmax"}  # also of a tensor with four axes
 
 
 def channels_last(name: str, view: ModelView, builder: GraphBuilder) -> Activation:
@@ -24,22 +26,25 @@ def channels_last(name: str, view: ModelView, builder: GraphBuilder) -> Activati
 
 
 def quantise(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    """Floats rounded to steps, or a view of the steps that they came from."""
+    """Floats rounded to steps."""
     quantum, shape = quantum_of(node, view), view.shape_of(node.output[0])
     if quantum is None or node.input[0] in view.constants or view.values[node.input[0]].dtype != "float32":
         return False
-    maker = view.makers.get(node.input[0])
-    if maker is not None and maker.op_type in VIEWS:
-        before = dequantised(maker.input[0], view)
-        if before is not None and before.quantum == quantum and builder.is_made(before.name):
-            builder.alias(Activation(node.output[0], quantum.dtype, shape), builder.to_row_major(before.name).name)
-            return True
     if not shape:
         return False
     x = builder.to_row_major(node.input[0])
-    y = Activation(node.output[0], quantum.dtype, shape, shape[1] if len(shape) == 4 else 0)
+    blocked = view.is_map(node.output[0]) and not _is_read_as_rows(node.output[0], view)
+    y = Activation(node.output[0], quantum.dtype, shape, shape[1] if blocked else 0)
     builder.emit(node.name, "quantise", [x], [y], ReorderParameters(), {"output": quantum.array})
     return True
+
+
+def _is_read_as_rows(name: str, view: ModelView) -> bool:
+    """Whether none of those who read steps, or their floats, takes them for a feature map."""
+    users = view.users_of(name)
+    floats = [user.output[0] for user in users if user.op_type == "DequantizeLinear"]
+    readers = [user for user in users if user.op_type != "DequantizeLinear"]
+    return all(user.op_type in READ_ROWS for user in [*readers, *(u for each in floats for u in view.users_of(each))])
 
 
 def dequantise(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.patterns.quantised.pools import find_quantised_pools
 from veltair.compiler.patterns.quantised.product_match import find_quantised_products
-from veltair.compiler.patterns.quantised.quantum import VIEWS, dequantised, quantised_behind
+from veltair.compiler.patterns.quantised.quantum import dequantised
 from veltair.compiler.patterns.quantised.step_pairs import find_step_pairs
 from veltair.compiler.patterns.quantised.step_tables import find_step_tables
 
@@ -17,12 +17,6 @@ def find_quantised_layers(view: ModelView) -> Matches:
     for find in (find_step_tables, find_step_pairs):
         matches = matches.union(find(view, matches))
     inside = {id(node) for node in view.nodes if not matches.is_free(node)}
-    for node in view.nodes:
-        before = dequantised(node.input[0], view) if node.op_type in VIEWS else None
-        behind = quantised_behind(node.output[0], view) if before is not None else None
-        if before is not None and behind is not None and behind[1] == before.quantum:
-            inside.add(id(node))
-            matches.add_inner([node])  # `boundaries.quantise` makes a view of the steps
     for node in view.nodes:
         if node.op_type == "DequantizeLinear" and dequantised(node.output[0], view) is not None:
             users = view.users_of(node.output[0])

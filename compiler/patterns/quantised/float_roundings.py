@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from veltair.compiler.graph.model_view import Matches, ModelView
+from veltair.compiler.onnx.constants import needed_nodes
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns.quantised.find import find_quantised_layers
-from veltair.compiler.patterns.quantised.quantum import VIEWS, Quantum, needed_nodes, quantum_of
+from veltair.compiler.patterns.quantised.quantum import VIEWS, Quantum, quantum_of
 from veltair.types import TensorSpec
 
 # Their results lie in blocks of channels, where the chain would be one pass for each of its operators.
@@ -45,7 +46,7 @@ def round_as_floats(view: ModelView) -> OnnxModel:
         if node.op_type == "DequantizeLinear" and not matches.is_inner(node):
             maker, quantum = view.makers.get(node.input[0]), quantum_of(node, view)
             if maker is not None and quantum is not None and _is_float_rounding(maker, quantum, matches, view):
-                _round_for_floats(node, maker.input[0], quantum, matches, found)
+                _round_for_floats(node, maker, quantum, matches, found)
     return _rewritten(found) if found.nodes else view.model
 
 
@@ -65,7 +66,9 @@ def _is_float_rounding(maker: onnx.NodeProto, quantum: Quantum, matches: Matches
     )
 
 
-def _round_for_floats(node: onnx.NodeProto, given: str, quantum: Quantum, matches: Matches, found: _Rewriting) -> None:
+def _round_for_floats(
+    node: onnx.NodeProto, maker: onnx.NodeProto, quantum: Quantum, matches: Matches, found: _Rewriting
+) -> None:
     """The chain in front of a DequantizeLinear, for its readers that compute in floats."""
     view, output = found.view, node.output[0]
     readers = [user for user in view.users_of(output) if matches.is_free(user)]
@@ -79,7 +82,8 @@ def _round_for_floats(node: onnx.NodeProto, given: str, quantum: Quantum, matche
         ("Clip", "within", [info.min - quantum.zero, info.max - quantum.zero]),
         ("Mul", "", [quantum.scale]),
     )
-    chain, name = list[onnx.NodeProto](), given
+    given = maker.input[0]
+    chain, name = list[onnx.NodeProto](), found.renamed.get(id(maker), {}).get(given, given)  # one that was rounded too
     for op, suffix, numbers in operators:
         inputs, result = [name], f"{rounded}/{suffix}" if suffix else rounded
         for nth, number in enumerate(numbers):
@@ -109,7 +113,7 @@ def _rewritten(found: _Rewriting) -> OnnxModel:
         nodes.append(node)
     return replace(
         view.model,
-        nodes=tuple(needed_nodes(nodes, view)),
+        nodes=tuple(needed_nodes(nodes, view.output_names)),
         values={**view.values, **found.values},
         initializers={**view.constants, **found.constants},
     )

@@ -75,7 +75,7 @@ def plane_mean(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> 
 
 def _match_maximum(node: onnx.NodeProto, view: ModelView, matches: Matches) -> None:
     shape, out = view.shape_of(node.input[0]), view.shape_of(node.output[0])
-    if len(shape) != 4 or len([name for name in node.output if name]) > 1:
+    if not view.is_map(node.input[0]) or len([name for name in node.output if name]) > 1:
         return
     kernel = tuple(attribute(node, "kernel_shape", []))
     strides, dilations = (tuple(attribute(node, name, [1, 1])) for name in ("strides", "dilations"))
@@ -90,7 +90,7 @@ def _match_maximum(node: onnx.NodeProto, view: ModelView, matches: Matches) -> N
 
 def _is_mean_of_planes(node: onnx.NodeProto, view: ModelView) -> bool:
     """Whether a node is what PyTorch's exporter writes for a mean of rows and columns."""
-    if node.op_type != "ReduceMean" or len(view.shape_of(node.input[0])) != 4:
+    if node.op_type != "ReduceMean" or not view.is_map(node.input[0]):
         return False
     return sorted(axis % 4 for axis in reduced_axes(node, view.constants)) == [2, 3]
 
@@ -98,5 +98,5 @@ def _is_mean_of_planes(node: onnx.NodeProto, view: ModelView) -> bool:
 def _match_average(node: onnx.NodeProto, view: ModelView, matches: Matches) -> None:
     x, behind = dequantised(node.input[0], view), quantised_behind(node.output[0], view)
     shape = view.shape_of(node.input[0])
-    if len(shape) == 4 and shape[2] * shape[3] <= MOST_PIXELS and x is not None and behind is not None:
+    if view.is_map(node.input[0]) and shape[2] * shape[3] <= MOST_PIXELS and x is not None and behind is not None:
         matches.add(behind[0], MeanMatch(x, behind[0].output[0], behind[1]), [node])

@@ -98,7 +98,7 @@ def _windows(node: onnx.NodeProto, given: IntegerWeight, view: ModelView) -> Pro
     """A convolution of steps without their scale, and without a bias."""
     shape, out = view.shape_of(node.input[0]), view.shape_of(node.output[0])
     weight = given.for_columns(0, len(given.steps))
-    if weight is None or len(shape) != 4:
+    if weight is None or not view.is_map(node.input[0]):
         return None
     channels, each, *kernel = weight.steps.shape
     groups = attribute(node, "group", 1)

@@ -14,6 +14,7 @@ from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.quantised import Addend, QuantisedProductParameters, ReorderParameters
 from veltair.compiler.onnx.node_attributes import product_of
 from veltair.compiler.patterns.quantised.boundaries import channels_last
+from veltair.compiler.patterns.quantised.product_facts import has_whole_bias, saturates
 from veltair.compiler.patterns.quantised.product_match import ProductMatch
 
 
@@ -41,6 +42,8 @@ def quantised_product(node: onnx.NodeProto, view: ModelView, builder: GraphBuild
         dynamic=found.dynamic is not None,
         groups=found.groups,
         wide=found.weight_zero is not None,
+        whole_bias=has_whole_bias(found),
+        saturates=saturates(found),
     )
     shape, dtype = view.shape_of(found.output), found.rounded.dtype if found.rounded else "float32"
     sides = [found.x] if found.residual is None else [found.x, found.residual.name]

@@ -15,6 +15,7 @@ from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.onnx.node_attributes import attribute
 
 VIEWS = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+REORDERS = VIEWS | {"Slice", "Split", "Transpose"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +91,21 @@ def meets_integers(given: Sequence[str], made: str, taken: Matches, view: ModelV
 
     def from_floats(name: str) -> bool:
         maker = view.makers.get(name)
+        while maker is not None and maker.op_type in REORDERS:
+            maker = view.makers.get(maker.input[0])
         return maker is not None and maker.op_type == "QuantizeLinear" and taken.is_free(maker)
 
-    def to_floats(user: onnx.NodeProto) -> bool:
-        return user.op_type == "DequantizeLinear" and all(map(taken.is_free, view.users_of(user.output[0])))
-
-    return not all(map(from_floats, given)) or not all(map(to_floats, view.users_of(made)))
+    if not all(map(from_floats, given)):
+        return True
+    waiting = list(view.users_of(made))
+    while waiting:
+        user = waiting.pop()
+        behind = [each for name in user.output for each in view.users_of(name)]
+        if user.op_type in REORDERS:
+            waiting += behind
+        elif user.op_type != "DequantizeLinear" or not all(map(taken.is_free, behind)):
+            return True
+    return False
 
 
 def centred_steps(steps: NDArray[Any], zero: NDArray[Any]) -> NDArray[np.int8] | NDArray[np.int16]:
@@ -110,15 +120,3 @@ def centred_steps(steps: NDArray[Any], zero: NDArray[Any]) -> NDArray[np.int8] |
     held = np.iinfo(np.int8)
     fits = centred.size == 0 or (centred.min() >= held.min and centred.max() <= held.max)
     return centred.astype(np.int8) if fits else centred
-
-
-def needed_nodes(nodes: Sequence[onnx.NodeProto], view: ModelView) -> list[onnx.NodeProto]:
-    """The nodes of a model, without conversions that nothing reads any more."""
-    wanted, kept = set(view.output_names), list[onnx.NodeProto]()
-    for node in reversed(nodes):
-        converts = node.op_type in ("QuantizeLinear", "DequantizeLinear")
-        if converts and not wanted.intersection(node.output):
-            continue
-        wanted.update(node.input, view.read_by(node))
-        kept.append(node)
-    return kept[::-1]

@@ -52,7 +52,7 @@ def _match(node: onnx.NodeProto, view: ModelView, taken: Matches, matches: Match
     if view.shape_of(left.name) != shape:
         left, right = right, left
     narrow = view.shape_of(right.name)
-    of_channels = len(shape) == 4 and narrow == (*shape[:2], 1, 1)
+    of_channels = view.is_map(node.output[0]) and narrow == (*shape[:2], 1, 1)
     if view.shape_of(left.name) != shape or not shape or (narrow != shape and not of_channels):
         return
     inner, name, activation = [node], node.output[0], "none"
@@ -75,7 +75,8 @@ def step_pair(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
         return False
     sides = [found.left.name, found.right.name]
     shape = view.shape_of(found.output)
-    if len(shape) == 4:
+    is_rows = all(view.shape_of(name) == shape and not builder.tensor(name).block for name in sides)
+    if view.is_map(found.output) and not is_rows:
         inputs, block = [channels_last(name, view, builder) for name in sides], shape[1]
     else:
         inputs, block = [builder.to_row_major(name) for name in sides], 0
@@ -89,7 +90,7 @@ def step_pair(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
 def join_steps(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     """Concat of the channels of feature maps of 8 bits."""
     shape, dtype = view.shape_of(node.output[0]), view.values[node.output[0]].dtype
-    if len(shape) != 4 or attribute(node, "axis", 0) % 4 != 1 or dtype not in EIGHT_BITS:
+    if not view.is_map(node.output[0]) or attribute(node, "axis", 0) % 4 != 1 or dtype not in EIGHT_BITS:
         return False
     if any(name in view.constants for name in node.input):
         return False

@@ -17,7 +17,9 @@ def lrn(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     """Local response normalisation with an exponent of 0.75."""
     shape = view.shape_of(node.input[0])
     size = attribute(node, "size", 1)
-    if len(shape) != 4 or size > 2 * LANES + 1 or attribute(node, "beta", 0.75) != 0.75:  # no net has another
+    if (
+        not view.is_map(node.input[0]) or size > 2 * LANES + 1 or attribute(node, "beta", 0.75) != 0.75
+    ):  # no net has another
         return False
     x = builder.to_blocked(node.input[0])
     y = Activation(node.output[0], view.dtype, shape, view.block)
@@ -31,7 +33,11 @@ def l2_normalize(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -
     """Match x / clip(|x|) from its ReduceL2 on, and the factors of the channels behind it."""
     name = node.input[0]
     shape = view.shape_of(name)
-    if len(shape) != 4 or reduced_axes(node, view.constants) not in ([1], [-3]) or not attribute(node, "keepdims", 1):
+    if (
+        not view.is_map(name)
+        or reduced_axes(node, view.constants) not in ([1], [-3])
+        or not attribute(node, "keepdims", 1)
+    ):
         return False
     if not builder.is_made(name) or builder.tensors[name].block != view.block:
         return False

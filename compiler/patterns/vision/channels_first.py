@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from veltair.compiler.codegen.vectors import LANES
-from veltair.compiler.graph.graph_builder import GraphBuilder
+from veltair.compiler.graph.graph_builder import EIGHT_BITS, GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.node_attributes import attribute
@@ -13,9 +13,10 @@ from veltair.compiler.onnx.node_attributes import attribute
 
 def channels_first(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     """Transpose of (N, H, W, C) to (N, C, H, W), or of (N, H W, C) to (N, C, H W) and Reshape to (N, C, H, W), where
-    that is read in blocks."""
+    that is read in blocks. Steps of 8 bits stay as they lie."""
     source, last, order = node.input[0], node, [0, 3, 1, 2]
-    if not builder.is_made(source) or builder.tensors[source].block or view.values[source].dtype != "float32":
+    dtype = view.values[source].dtype
+    if not builder.is_made(source) or builder.tensors[source].block or dtype not in ("float32", *EIGHT_BITS):
         return False
     given = view.shape_of(source)
     if len(given) == 3:
@@ -26,6 +27,10 @@ def channels_first(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder)
     shape = view.shape_of(last.output[0])
     if list(attribute(node, "perm", [])) != order or len(shape) != 4 or shape[1] != given[-1] or shape[0] != given[0]:
         return False
+    if dtype in EIGHT_BITS:
+        builder.alias(Activation(last.output[0], dtype, shape, shape[1]), source)
+        builder.take((node, last))
+        return True
     if shape[1] % LANES or shape[1] < view.block or not is_read_in_blocks(last.output[0], view):
         return False
     batch, channels, height, width = shape

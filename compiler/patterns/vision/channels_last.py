@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from veltair.compiler.graph.graph_builder import GraphBuilder
+from veltair.compiler.graph.graph_builder import EIGHT_BITS, GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.node_attributes import attribute
@@ -12,33 +12,40 @@ from veltair.compiler.onnx.node_attributes import attribute
 
 def channels_last(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     """Transpose of a blocked tensor to (N, H, W, C), or Reshape to (N, A, K, H, W) and Transpose to (N, H, W, A, K), or
-    Reshape to (N, C, H W) and Transpose to (N, H W, C)."""
-    source, last = node.input[0], node
+    Reshape to (N, C, H W) and Transpose to (N, H W, C). Steps of 8 bits lie so already."""
+    source, order = node.input[0], [0, 2, 3, 1]
     if not builder.is_made(source) or not builder.tensors[source].block:
         return False
-    x = builder.tensors[source]
-    order = [0, 2, 3, 1]
+    x, ends = builder.tensors[source], [node]
+    n, channels, height, width = x.shape
     if node.op_type == "Reshape":
-        user = view.free_user(node.output[0])
         shape = view.shape_of(node.output[0])
-        if user is None or user.op_type != "Transpose":
-            return False
         if len(shape) == 5 and shape[3:] == x.shape[2:]:
-            last, order = user, [0, 3, 4, 1, 2]
-        elif shape == (*x.shape[:2], x.shape[2] * x.shape[3]):
-            last, order = user, [0, 2, 1]
+            order = [0, 3, 4, 1, 2]
+        elif shape == (n, channels, height * width):
+            order = [0, 2, 1]
         else:
             return False
-    if list(attribute(last, "perm", [])) != order or x.block < view.block:
+        ends = _transposes(node.output[0], view)
+    steps = x.dtype in EIGHT_BITS
+    turned = all(list(attribute(end, "perm", [])) == order for end in ends)
+    shape = view.shape_of(ends[0].output[0]) if ends else ()
+    if not ends or not turned or x.block < (channels if steps else view.block) or shape[0] != n:
         return False
-    n, channels, height, width = x.shape
-    shape = view.shape_of(last.output[0])
-    if shape[0] != n:
-        return False
-    name = last.output[0] if len(shape) == 4 else f"{last.output[0]}/pixels"
-    y = Activation(name, "float32", (n, height, width, channels))
-    builder.emit(last.name, "channels_last", [x], [y])
-    if len(shape) != 4:
-        builder.alias(Activation(last.output[0], "float32", shape), name)
-    builder.take((node, last))
+    name = source
+    if not steps:
+        name = ends[0].output[0] if len(shape) == 4 else f"{ends[0].output[0]}/pixels"
+        y = Activation(name, "float32", (n, height, width, channels))
+        builder.emit(ends[0].name, "channels_last", [x], [y])
+    for end in ends:
+        if end.output[0] != name:
+            builder.alias(Activation(end.output[0], x.dtype if steps else "float32", shape), name)
+    builder.take((node, *ends))
     return True
+
+
+def _transposes(name: str, view: ModelView) -> list[onnx.NodeProto]:
+    """The nodes that read a tensor, where all of them transpose it and belong to no match."""
+    users = list(view.users_of(name))
+    transposes = all(user.op_type == "Transpose" and view.matches.is_free(user) for user in users)
+    return users if transposes and name not in view.output_names else []

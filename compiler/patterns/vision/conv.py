@@ -31,7 +31,7 @@ def conv(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     """A convolution with its epilogue, and a channel shuffle or a pool over 2 x 2 behind it where that pays."""
     shape, weight = view.shape_of(node.input[0]), view.constants.get(node.input[1])
     bias = view.constants.get(node.input[2]) if len(node.input) > 2 else None
-    if len(shape) != 4 or weight is None or (len(node.input) > 2 and bias is None):
+    if not view.is_map(node.input[0]) or weight is None or (len(node.input) > 2 and bias is None):
         return False
     group, channels = attribute(node, "group", 1), weight.shape[0]
     depthwise = group == shape[1] == channels and group > 1

@@ -18,7 +18,7 @@ def pool(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     """A maximum or average pool without dilations."""
     shape, out = view.shape_of(node.input[0]), view.shape_of(node.output[0])
     dilations = attribute(node, "dilations", [1, 1])
-    if len(shape) != 4 or list(dilations) != [1, 1] or len(node.output) > 1:
+    if not view.is_map(node.input[0]) or list(dilations) != [1, 1] or len(node.output) > 1:
         return False
     kernel = tuple(attribute(node, "kernel_shape", []))
     strides = tuple(attribute(node, "strides", [1, 1]))
@@ -57,7 +57,9 @@ def global_pool(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) ->
 def averages_plane(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     """Whether a GlobalAveragePool has a plane, or a ReduceMean takes the plane of a tensor in blocks."""
     name = node.input[0]
-    if len(view.shape_of(name)) != 4 or node.op_type == "GlobalAveragePool":
-        return len(view.shape_of(name)) == 4
+    if not view.is_map(name):
+        return False
+    if node.op_type == "GlobalAveragePool":
+        return True
     made = builder.is_made(name) and builder.tensors[name].block
     return bool(made) and sorted(axis % 4 for axis in reduced_axes(node, view.constants)) == [2, 3]

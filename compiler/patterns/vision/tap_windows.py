@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.graph.parameters.vision import Windows
+from veltair.compiler.graph.parameters.vision import Windows, window_share
 
 MOST_SHARES = 64
 MOST_LIVE = 0.8  # of the taps; where more are other than zero, leaving some out gains nothing
@@ -32,12 +32,12 @@ def tap_windows(weight: NDArray[Any], lanes: int) -> Windows:
         return ()
     live = np.any(weight != 0, axis=1).reshape(-1, lanes, rows, columns).any(1)
     found: Windows = ()
-    least = MOST_LIVE * rows * columns
+    least = MOST_LIVE
     for shares in (n for n in range(1, min(len(live), MOST_SHARES) + 1) if len(live) % n == 0):
         windows = tuple(_window(np.any(taps, axis=0)) for taps in np.split(live, shares))
-        area = sum(window[2] * window[3] for window in windows) / shares
-        if area < least:
-            found, least = windows, area
+        share = window_share(windows, (rows, columns))
+        if share < least:
+            found, least = windows, share
     return found
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_kernels import OLDER_CPUS, compile_ahead, halo_is_zero, require_features, run_and_compare, run_kernel
+from run_kernels import OLDER_CPUS, compile_ahead, halo_is_zero, require_features, run_and_compare, run_kernel, some_of
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec
@@ -148,11 +148,10 @@ def test_matmul_at_any_batch(batch: int, depth: int, width: int, storage: str) -
         assert error < (1e-5 if storage == "fp32" else 1e-2)
 
 
-@pytest.mark.sweep(7)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("width", [8, 32, 40])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
-@pytest.mark.parametrize("first", range(6))
-def test_bags_of_tables_of_different_length(width: int, reduce: str, first: int) -> None:
+def test_bags_of_tables_of_different_length(width: int, reduce: str) -> None:
     rows = (100, 7, 31)
     ids = tuple(Activation(f"i{i}", "int64" if width == 32 else "int32", (-1, 9)) for i in range(3))
     outs = tuple(Activation(f"o{i}", "float32", (-1, width)) for i in range(3))
@@ -160,7 +159,7 @@ def test_bags_of_tables_of_different_length(width: int, reduce: str, first: int)
     parameters = EmbeddingBagParameters(reduce=Reduction(reduce))
     spec = LayerSpec("b", "embedding_bag", ids, outs, weights, 0, 16, parameters)
     values = [random.integers(0, r, (6, 9)).astype(ids[0].dtype) for r in rows]
-    for point in compile_ahead(spec, SPACES["embedding_bag"].points(spec, cpu_features())[first::6]):
+    for point in compile_ahead(spec, some_of(SPACES["embedding_bag"].points(spec, cpu_features()))):
         assert run_and_compare(spec, point, values, 6)[0] < 1e-6
 
 

@@ -71,6 +71,21 @@ def test_choices_of_doubles(operator: str) -> None:
     np.testing.assert_array_equal(found, case.expected(given, COUNT)[0])
 
 
+def test_many_choices_one_behind_the_other() -> None:
+    """TVM makes one expression of them, which is to grow with their number, not three times as large by each."""
+    double, single = TensorProto.DOUBLE, TensorProto.FLOAT
+    nodes, name = [*cast("a", double), *cast("row", double)], f"a.{double}"
+    for i in range(30):
+        operands = [name, (f"row.{double}", "bounds", "half")[i % 3]]
+        name = f"c{i}"
+        nodes.append(node(("Max", "Min")[i % 2], operands[:: (1, -1)[i // 6 % 2]], [name]))
+    constants = {"bounds": np.linspace(-2, 2, COUNT), "half": np.array([[0.5]])}
+    case = Case([*nodes, *cast(name, single)], {"a": (-1, COUNT), "row": (1, COUNT)}, [f"{name}.{single}"], constants)
+    given = {"a": np.repeat(NUMBERS, COUNT).reshape(COUNT, COUNT), "row": NUMBERS[None, ::-1].copy()}
+    [found] = run(case, case.region(COUNT), given, COUNT)
+    np.testing.assert_array_equal(found, case.expected(given, COUNT)[0])
+
+
 @pytest.mark.parametrize(("comparison", "operand", "expected"), [("Less", "one", 5), ("Equal", "a", 1)])
 def test_counts_of_what_is_not_so(comparison: str, operand: str, expected: int) -> None:
     nodes = [node(comparison, ["a", operand], ["c"]), node("Not", ["c"], ["n"]), *cast("n")]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+from onnx_nets import Net, agree, normal
 from onnx_protos import model, port, rebuilt, run, saved
 
 from veltair.compiler.onnx.folding.shape_folding import ROWS
@@ -51,3 +52,13 @@ def test_a_lookup_may_read_a_node_without_inputs(tmp_path: Path) -> None:
     table = helper.make_node("Constant", [], ["t"], value=numpy_helper.from_array(TABLE), name="t")
     ids = step("ArgMax", "x", "ids", axis=2, keepdims=0)
     assert "Gather" in compare(tmp_path, [table, ids, step("Gather", "t ids", "y")])
+
+
+def test_an_axis_that_is_a_number_alone(tmp_path: Path) -> None:
+    """PyTorch writes the heads that share their keys so; ONNX Runtime takes it for a list of one."""
+    net = Net(x=[2, 5, 3, 16])
+    keys = net("Transpose", "x", perm=[0, 2, 1, 3])
+    heads = net("Expand", net("Unsqueeze", keys, np.array(2)), np.array([2, 3, 2, 5, 16]))
+    one = net("Squeeze", net("Slice", heads, np.array([1]), np.array([2]), np.array([2])), np.array([2]))
+    operators = agree(tmp_path, (net("Softmax", net("MatMul", one, normal(16, 8))),), net, "fp32", 2, 5, 3, 16)
+    assert "onnxruntime" not in operators

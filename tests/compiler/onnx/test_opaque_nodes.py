@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper
 
+from veltair.compiler.onnx.constants import captured_names, read_names
 from veltair.compiler.onnx.folding.opaque_nodes import body_nodes, is_opaque, join_opaque
 
 
@@ -63,7 +64,25 @@ def test_the_graph_computes_the_same(graph: Graph) -> None:
 
 
 def test_renamed_inputs_reach_the_body() -> None:
+    """And nothing has their old name: another node may make that."""
     nodes = [helper.make_node("Op", ["t0"], ["t1"], name="n1"), helper.make_node("Op", ["t1"], ["t2"], name="n2")]
     [_, one] = join_opaque(nodes, {"t2": "why"}, {"t0", "t1", "t2"}, set(), {"t2"})
     one.input[0] = "t0"
-    assert terms([one])["t2"] == "n2(" + one.name + "/t1(t0))"
+    assert terms([one])["t2"] == "n2(t0)"
+    assert read_names(one) == {"t0"}
+
+
+def test_what_a_body_captures_is_not_its_own() -> None:
+    inner = helper.make_graph(
+        [helper.make_node("Op", ["own", "made"], ["result"]), helper.make_node("Op", ["outside"], ["made"])],
+        "inner",
+        [onnx.ValueInfoProto(name="own")],
+        [onnx.ValueInfoProto(name="result"), onnx.ValueInfoProto(name="passed")],
+    )
+    outer = helper.make_graph(
+        [helper.make_node("Loop", ["count"], ["last"], body=inner)],
+        "outer",
+        [onnx.ValueInfoProto(name="count")],
+        [onnx.ValueInfoProto(name="last")],
+    )
+    assert captured_names(helper.make_node("If", ["condition"], ["y"], then_branch=outer)) == {"outside", "passed"}

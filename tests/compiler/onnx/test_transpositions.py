@@ -63,7 +63,8 @@ def test_they_give_what_they_gave(first: list[int], tail: list[int], same: bool)
     [wanted] = run(whole, {"x": x})
     shapes = {"x": x.shape, "begin": begin.shape, "merged": merged.shape, "turned": turned.shape, "last": last}
     shapes |= {"z": wanted.shape, "y": wanted.shape} | {name: (len(shape),) for name, shape in constants.items()}
-    assert simplified(nodes, shapes, "y") == ["Neg", *([] if same else ["Reshape"]), "Transpose"]
+    turns = [*first[:2], *(first[1 + axis] for axis in tail)] != [0, 1, 2, 3]
+    assert simplified(nodes, shapes, "y") == ["Neg", *([] if same else ["Reshape"]), *(["Transpose"] if turns else [])]
     values = {name: TensorSpec(name, "float32", shape) for name, shape in shapes.items()}
     left = simplify_transpositions(nodes, values, {"y"}, {})
     fewer = model(left, [port("x", list(x.shape))], [port("y", None)], tensors)

@@ -77,6 +77,41 @@ def test_roundings_between_floats_join_the_kernels_around_them(tmp_path: Path, b
     assert quantised_tolerance(graph.layers) > 0
 
 
+@pytest.mark.parametrize("second", ["s", "t"])
+def test_a_view_that_is_rounded_once_more(tmp_path: Path, second: str) -> None:
+    """The second rounding reads the floats of the first, and nobody the steps between: no layer makes these."""
+    nodes = [
+        *rounded("x", "s", "z"),
+        node("Flatten", ["xd"], ["e"], axis=1),  # of rows: no operator
+        *rounded("e", second, "z"),
+        node("Tanh", ["ed"], ["y"]),
+    ]
+    path = save(
+        tmp_path / "net.onnx", nodes, {name: NUMBERS[name] for name in {"s", "z", second}}, ["n", 40], ["n", 40]
+    )
+    graph = lowered(path)
+    assert {layer.op for layer in graph.layers} == {"stitched"}
+    agrees(path, graph, np.random.default_rng(4).standard_normal((3, 40)).astype(np.float32))
+
+
+def test_a_view_of_steps_that_generated_code_makes(tmp_path: Path) -> None:
+    """Steps that are cut and viewed anew, with roundings between by one scale, stay the same steps."""
+    nodes = [
+        *rounded("x", "s", "z"),
+        node("Concat", ["xd", "xd"], ["c"], axis=3),
+        *rounded("c", "s", "z"),
+        node("Slice", ["cd", "from", "to", "along"], ["p"]),
+        *rounded("p", "s", "z"),
+        node("Reshape", ["pd", "rows"], ["v"]),
+        *rounded("v", "s", "z"),
+        node("Tanh", ["vd"], ["y"]),
+    ]
+    numbers = {"from": np.array([1]), "to": np.array([3]), "along": np.array([2]), "rows": np.array([0, -1])}
+    constants = {**{name: NUMBERS[name] for name in ("s", "z")}, **numbers}
+    path = save(tmp_path / "net.onnx", nodes, constants, ["n", 2, 4, 5], ["n", 40])
+    agrees(path, lowered(path), np.random.default_rng(5).standard_normal((3, 2, 4, 5)).astype(np.float32))
+
+
 def test_products_read_the_steps_and_floats_their_values(tmp_path: Path) -> None:
     nodes = [
         *rounded("x", "s", "z"),

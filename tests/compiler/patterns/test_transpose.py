@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx_nets import Net, agree, normal
 
-from veltair.compiler.patterns.transpose import _matrices
+from veltair.compiler.patterns.transpose import _matrices, _matrices_of_rows
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,23 @@ from veltair.compiler.patterns.transpose import _matrices
 )
 def test_what_a_transposition_turns(shape: tuple[int, ...], order: list[int], found: object) -> None:
     assert _matrices(shape, order) == found
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "found"),
+    [
+        ((-1, 384, 12, 64), [0, 2, 1, 3], (-1, 384, 12, 64)),
+        ((384, 1, 12, 64), [2, 1, 0, 3], (1, 384, 12, 64)),
+        ((-1, 2, 7, 2, 7, 32), [0, 1, 3, 2, 4, 5], (-2, 7, 2, 224)),
+        ((-1, 8, 16, 32), [0, 3, 1, 2], None),  # no row stays together
+        ((-1, 384, 12, 8), [0, 2, 1, 3], None),  # shorter than a vector
+        ((-1, 12, 64), [1, 0, 2], None),  # the batch decides how many
+        ((4, 16), [0, 1], None),  # nothing moves
+        ((1, 1, 1), [0, 2, 1], None),
+    ],
+)
+def test_what_a_transposition_of_rows_turns(shape: tuple[int, ...], order: list[int], found: object) -> None:
+    assert _matrices_of_rows(shape, order) == found
 
 
 def between_tokens_and_maps(net: Net) -> tuple[str, ...]:

@@ -143,6 +143,26 @@ def test_what_disturbs_a_job_once_is_not_in_its_times() -> None:
     assert [job.alone_ns for job in times] == [((100, 60, 50),)] * 2
 
 
+def test_between_the_ends_the_slowdown_follows_the_place_of_the_batch(
+    script: dict[float, list[tuple[int, ...]]],
+) -> None:
+    """Of four batch sizes the first and the last are asked: 1.0 and 1.6 times as slow beside the others."""
+
+    class Batches(Scripted):
+        def time(self, library: Path, symbol: str, operands: Any, counts: object = None, **_: object) -> list[int]:  # type: ignore[override]
+            [batch] = operands
+            alone = super().time(library, "alone", operands, counts)
+            return [time * batch * {1: 10, 8: 16}[batch] // 10 if self.grade else time * batch for time in alone]
+
+    METERS.append(Batches({"alone": [1.0]}))
+    job = TimingJob(Path("x.so"), "a", ((1,), (2,), (4,), (8,)))  # type: ignore[arg-type]
+    with METERS[-1] as meter:
+        [times] = measure_times([job], meter, (1.0,))
+    assert times.alone_ns == tuple((100.0 * batch, 60.0 * batch, 50.0 * batch) for batch in (1, 2, 4, 8))
+    slowdowns = np.array(times.pressed_ns[0]) / np.array(times.alone_ns)
+    np.testing.assert_allclose(slowdowns, [[1.0] * 3, [1.2] * 3, [1.4] * 3, [1.6] * 3])
+
+
 def test_layers_that_share_code_weigh_by_their_number(script: dict[float, list[tuple[int, ...]]]) -> None:
     assert tables({"a": [1.4, 2.0], "b": [1.0, 1.0]}, [3, 1]).levels == (1.0, 1.3, 1.75)
 

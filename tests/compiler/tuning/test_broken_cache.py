@@ -74,7 +74,7 @@ def test_a_read_only_folder_serves_and_says_once_that_nothing_is_kept(
     compiles: Compiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     objects = len(compiles.entries("objects"))
-    monkeypatch.setattr(cache_folder.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(cache_folder, "whole_file", refuse)
     monkeypatch.setattr(cache_folder.os, "utime", refuse)
     assert all_of(compiles.again(), objects)
     assert not [record for record in caplog.records if "not kept" in record.message]

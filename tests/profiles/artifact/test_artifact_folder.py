@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from example_artifact import written
+from interrupted_lines import interrupted_at_each_line
 
 from veltair.errors import ArtifactError
 from veltair.profiles.artifact.artifact_folder import KERNELS, MANIFEST, WEIGHTS, load_artifact, write_artifact
@@ -54,3 +56,28 @@ def test_a_folder_is_open_to_whom_the_umask_says(tmp_path: Path, umask: int, mod
     finally:
         os.umask(before)
     assert [each.name for each in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("before", ["", "old"])
+def test_a_signal_at_any_moment_leaves_one_artifact_or_none(tmp_path: Path, before: str) -> None:
+    """And nothing beside it: the one that was there, or the new one, whole."""
+    final = tmp_path / "model"
+
+    def write(text: str) -> None:
+        with write_artifact(final) as draft:
+            for name in (MANIFEST, WEIGHTS, KERNELS):
+                (draft / name).write_text(text)
+
+    if before:
+        write(before)
+    seen = set[str]()
+    for step in interrupted_at_each_line(lambda: write("new"), "artifact_folder.py"):
+        found = {each.read_text() for each in final.iterdir()} if final.exists() else {""}
+        assert len(found) == 1 and not set(tmp_path.iterdir()) - {final}, step
+        assert found <= {before, "new"}, step
+        seen |= found
+        if before:
+            write(before)
+        else:
+            shutil.rmtree(final, ignore_errors=True)
+    assert seen == {before, "new"}

@@ -69,8 +69,9 @@ class TermMachine(RuleBasedStateMachine):
         self.standing.write(ORDERS)
         self.term, self.opened, self.withdrawn = TERMS - 3, False, False  # it begins again with 0
         self.standing.close(self.term - 1)
-        self.runs: tuple[int, Claim] | None = None  # the ring, and the claim that the state names
-        self.waits: list[deque[Claim]] = [deque() for _ in range(RINGS)]
+        self.runs: Claim | None = None  # that the state names
+        self.waits: list[list[Claim]] = [[] for _ in range(RINGS)]
+        self.line: deque[Claim] = deque()  # of those that wait, what the worker has read
         self.query = 0
 
     @precondition(lambda self: not self.opened)
@@ -92,12 +93,12 @@ class TermMachine(RuleBasedStateMachine):
         number = next((i for i, o in enumerate(ORDERS) if (o.tenant, o.samples) == (tenant, samples)), None)
         claim = Claim(caller, number or 0, 5, arrival_ns=self.query, deadline_ns=9, priority_level=level)
         attends = self.opened and not self.withdrawn and number is not None
-        runs_short = self.runs is not None and ORDERS[self.runs[1].order].tenant == SHORT
+        runs_short = self.runs is not None and ORDERS[self.runs.order].tenant == SHORT
         may_wait = runs_short and tenant == SHORT and level != OTHER_LEVEL and self._held() < WAIT_NS
         taken = attends and (self.runs is None or may_wait)
         assert self.standing.ask(ring, claim, tenant, samples) == taken
         if taken and self.runs is None:
-            self.runs = ring, claim
+            self.runs = claim
         elif taken:
             self.waits[ring].append(claim)
 
@@ -108,11 +109,10 @@ class TermMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.opened)
     @rule()
     def withdraws(self) -> None:
-        assert self.standing.withdraw(self.term) == (None if self.runs is None else self.runs[1])
+        assert self.standing.withdraw(self.term) == self.runs
         assert self.standing.take_waiting(self.term) == [claim for ring in self.waits for claim in ring]
         assert self.standing.take_waiting(self.term) == []
-        for ring in self.waits:
-            ring.clear()
+        self._nobody_waits()
         self.withdrawn = True
         if self.runs is None:
             self._ended()
@@ -121,17 +121,17 @@ class TermMachine(RuleBasedStateMachine):
     @rule()
     def ends(self) -> None:
         assert self.runs is not None
-        ring, claim = self.runs
+        query = self.runs.caller.query
         position = self.standing.next_claim(self.term, patience_ns=0)
-        end = BlockEnd(claim.caller.query, stop=2, reported=True, begin_ns=self.query, end_ns=self.query)
+        end = BlockEnd(query, stop=2, reported=True, begin_ns=self.query, end_ns=self.query)
         over = self.standing.end(self.term, position, self.lines, end, done=None)
         assert over == self.withdrawn
-        assert self.standing.end_of(claim.caller.query) == end
-        self.runs = None
-        for turn in range(1, RINGS + 1):  # the rings in turn
-            following = (ring + turn) % RINGS
-            if self.runs is None and self.waits[following]:
-                self.runs = following, self.waits[following].popleft()
+        assert self.standing.end_of(query) == end
+        # The worker reads what is new in all rings, one ring after the other; those of a tenant run as it read them.
+        self.line.extend(claim for ring in self.waits for claim in ring if claim not in self.line)
+        self.runs = self.line.popleft() if self.line else None
+        for ring in self.waits:
+            ring[:] = [claim for claim in ring if claim != self.runs]
         if over:
             self._ended()
 
@@ -140,9 +140,12 @@ class TermMachine(RuleBasedStateMachine):
         self.standing.close(self.term)
         self.runs = None
         self.standing.take_waiting(self.term)
-        for ring in self.waits:
-            ring.clear()
+        self._nobody_waits()
         self._ended()
+
+    def _nobody_waits(self) -> None:
+        self.waits = [[] for _ in range(RINGS)]
+        self.line.clear()
 
     def _ended(self) -> None:
         assert self.standing.ended(self.term)
@@ -151,7 +154,7 @@ class TermMachine(RuleBasedStateMachine):
 
     @invariant()
     def everybody_sees_the_same(self) -> None:
-        claim = self.runs and self.runs[1]
+        claim = self.runs
         assert self.standing.running(self.term) == claim
         position = self.standing.next_claim(self.term, patience_ns=0)  # NO_CLAIM: it goes on waiting
         assert (position == NO_CLAIM) == (claim is None)

@@ -1,16 +1,15 @@
 from __future__ import annotations
 
-import gc
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
+from interrupted_lines import interrupted_at_each_line
 
 from veltair.machine.scratch import PREFIX, ScratchFolder
 
@@ -55,14 +54,16 @@ def test_a_folder_is_this_users_alone_and_goes_with_its_object(parent: Path) -> 
 
 def test_a_signal_at_any_moment_leaves_nothing(parent: Path) -> None:
     """A signal's exception comes out of whichever line runs."""
-    steps = interrupted_at(-1)
-    assert steps > 20
-    for step in range(steps):
-        try:
-            interrupted_at(step)
-        except SystemExit:
-            gc.collect()
+
+    def held() -> None:
+        with ScratchFolder("held") as folder:
+            (folder / "large").write_bytes(b"x")
+
+    steps = 0
+    for step in interrupted_at_each_line(held, "scratch.py"):
         assert not list(parent.iterdir()), step
+        steps += 1
+    assert steps > 20
 
 
 def test_a_signal_while_it_is_removed_leaves_nothing(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,32 +80,6 @@ def test_a_signal_while_it_is_removed_leaves_nothing(parent: Path, monkeypatch: 
     with pytest.raises(SystemExit, match="143"), folder:
         pass
     assert not list(parent.iterdir()) and len(calls) == 2
-
-
-def interrupted_at(step: int) -> int:
-    """A folder with a file in it is made and removed, up to this line. Returns how many lines there are."""
-    count = 0
-
-    def line(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal count
-        if event == "line":
-            count += 1
-            if count == step + 1:
-                sys.settrace(None)
-                raise SystemExit(143)
-        return line
-
-    def call(frame: FrameType, event: str, argument: object) -> Any:
-        return line if frame.f_code.co_filename.endswith("/scratch.py") else None
-
-    before = sys.gettrace()
-    sys.settrace(call)
-    try:
-        with ScratchFolder("held") as folder:
-            (folder / "large").write_bytes(b"x")
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def test_links_files_and_other_folders_are_left_alone(parent: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

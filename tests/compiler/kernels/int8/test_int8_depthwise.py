@@ -28,6 +28,8 @@ def depthwise(
     weights: dict[str, Any] = dict(spec.weights)
     weights["weight"] = np.resize(weights["weight"][:, : x[1]], (taps, x[1]))
     weights["scale"] = (weights["scale"] * x[1] ** 0.5).astype(np.float32)  # a sum has fewer products
+    if parameters.whole_bias:
+        weights["bias"] = (np.rint(weights["bias"] / weights["scale"]) * weights["scale"]).astype(np.float32)
     return replace(spec, op="depthwise_int8", weights=weights)
 
 
@@ -46,6 +48,12 @@ CASES = {
         (-1, 16, 5, 5), (-1, 16, 5, 5), Parameters("none", SQUARE, dynamic=True), ("uint8", "float32")
     ),
     "a window as large as the map": depthwise((-1, 16, 7, 7), (-1, 16, 1, 1), Parameters("none", WHOLE)),
+    "a bias of whole steps, saturated": depthwise(
+        (-1, 20, 6, 7), (-1, 20, 6, 7), Parameters("none", SQUARE, whole_bias=True, saturates=True), ("int8", "uint8")
+    ),
+    "wide weights, a bias of whole steps": depthwise(
+        (-1, 16, 5, 5), (-1, 16, 5, 5), Parameters("relu", SQUARE, wide=True, whole_bias=True)
+    ),
     "wide weights": depthwise((-1, 16, 5, 5), (-1, 16, 5, 5), Parameters("none", SQUARE, wide=True)),
 }
 

@@ -12,7 +12,9 @@ from run_kernels import run_kernel
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.quantised import Addend, Window
-from veltair.compiler.kernels.int8.products_amx import DEPTH, amx_points, is_possible, pack_int8_tiles
+from veltair.compiler.kernels.int8.products_amx import pack_int8_tiles
+from veltair.compiler.kernels.int8.tile_points import amx_points, is_possible
+from veltair.compiler.kernels.int8.tile_rows import DEPTH
 from veltair.machine.isa import cpu_features
 
 needs_tiles = pytest.mark.skipif("amx_int8" not in cpu_features(), reason="this CPU has no AMX int8 tiles")
@@ -35,7 +37,14 @@ TILED = {
     ),
     "3x3 of whole steps": product((-1, 64, 14, 14), (-1, 64, 14, 14), Parameters("relu", SQUARE)),
     "every other place, whole steps": product((-1, 64, 13, 13), (-1, 128, 7, 7), Parameters("none", STEPPED)),
-    "few channels, gathered": product((-1, 3, 23, 21), (-1, 80, 12, 11), Parameters("relu", convolution(7, 2, 3))),
+    "few channels, gathered": product((-1, 3, 12, 11), (-1, 80, 12, 11), Parameters("relu", convolution(5, 1, 2))),
+    "few channels, pairs of rows": product((-1, 3, 23, 21), (-1, 80, 12, 11), Parameters("relu", convolution(7, 2, 3))),
+    "one channel, pairs of rows that fill vectors": product(
+        (-1, 1, 30, 31), (-1, 32, 15, 15), Parameters("none", convolution(4, 2, 1)), ("int8", "uint8")
+    ),
+    "five channels, pairs of rows, zeros behind the image alone": product(
+        (-1, 5, 12, 12), (-1, 32, 6, 6), Parameters("none", Window((3, 3), (2, 2), (1, 1), (0, 0, 1, 1)))
+    ),
     "every other place, rows in two groups": product(
         (-1, 64, 11, 9), (-1, 96, 6, 5), Parameters("none", convolution(3, 2, 1), Addend.RESIDUAL, "uint8", "relu")
     ),
@@ -60,6 +69,7 @@ TILED = {
     "signed, 5x5": product(
         (-1, 96, 5, 6), (-1, 192, 5, 6), Parameters("clip:-0.5:1.5", convolution(5, 1, 2)), ("int8", "int8")
     ),
+    "weights that are far away": product((-70, 512), (-70, 320), Parameters("none")),
     "one column": product((-33, 64), (-33, 1), Parameters("none"), ("uint8", "float32")),
 }
 
@@ -71,6 +81,15 @@ def test_tiles_equal_the_reference(name: str) -> None:
     for point in amx_points(spec)[:: 3 if spec.op == "conv2d_int8" else 1]:
         agrees(spec, point, 3, "")
     agrees(spec, amx_points(spec)[0], 1, "")
+
+
+def test_all_rows_may_meet_a_panel_of_far_weights_before_the_next_one() -> None:
+    points = amx_points(TILED["weights that are far away"])
+    inside = [point for point in points if point.get("inside") == "rows"]
+    assert inside
+    for point in inside:  # where nothing is searched, it is taken rather than its twin
+        assert points.index(point) < points.index({name: value for name, value in point.items() if name != "inside"})
+    assert not any("inside" in point for point in amx_points(TILED["one column"]))
 
 
 def test_tiles_come_first_where_the_cpu_has_them_and_they_fit() -> None:
